@@ -101,7 +101,6 @@ class GatedDeltaTest : public SimdTest {
  protected:
   static void ExpectOracle(const DeltaTestConfig& config, int64_t length) {
     const DeltaTokens tokens(config, length, 1);
-    // Other tokens than the reference's would share a_log and bias.
     const DeltaResult got = RunDelta({&tokens}, {{length}}, 2);
     DeltaOracle(tokens).Expect(got.out[0], got.state[0], kDeltaTolerance);
   }

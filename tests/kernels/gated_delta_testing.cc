@@ -76,8 +76,8 @@ DeltaTokens::DeltaTokens(const DeltaTestConfig& c, int64_t n, uint64_t seed)
     for (float& value : data) value = BFloat16ToFloat(FloatToBFloat16(value));
   }
   state = RandomTensor(seed + 1000, c.state_elements());
-  a_log = RandomTensor(seed + 2000, c.value_heads, -3.0f, 0.5f);
-  bias = RandomTensor(seed + 3000, c.decays());
+  a_log = RandomTensor(2000, c.value_heads, -3.0f, 0.5f);
+  bias = RandomTensor(3000, c.decays());
 }
 
 GatedDeltaParams DeltaParams(const DeltaTokens& t) {

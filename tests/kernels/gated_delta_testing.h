@@ -51,7 +51,7 @@ struct DeltaTokens {
   int64_t stride;            // a multiple of 8
   std::vector<float> data;   // [length, stride]
   std::vector<float> state;  // [Hv, D, E]
-  std::vector<float> a_log;  // [Hv]
+  std::vector<float> a_log;  // [Hv], of the config alone, as bias
   std::vector<float> bias;   // [Hv] or [Hv, D]
 };
 

@@ -1,0 +1,549 @@
+// First half of the gated delta rule over prompts: factors of each chunk and
+// value head that do not depend on the state. A block is one of these. All
+// products are on tensor cores: scores; then (I + L)⁻¹ by blocks of 16 tokens,
+// whose diagonal is inverted in float32, a warp for 16 columns of W or U, in
+// accumulators that are the left factors of later blocks.
+// Shapes: q, k [T, Hk, D], v [T, Hv, E]; out an image and U (the plan) a chunk.
+// Floor: 16 · T · Hk · D + 4 · T · Hv · E bytes read (rows in bfloat16, q and k
+// by each value head); some 90 KB written a chunk and head with one term.
+#ifndef RECURVE_KERNELS_LINEAR_ATTN_GATED_DELTA_GATED_DELTA_PREPARE_CUH_
+#define RECURVE_KERNELS_LINEAR_ATTN_GATED_DELTA_GATED_DELTA_PREPARE_CUH_
+
+#include "kernels/common/device_math.cuh"
+#include "kernels/linear_attn/gated_delta/gated_delta_tiles.cuh"
+
+namespace recurve {
+namespace gated_delta {
+
+constexpr int kPrepareThreads = 256;
+// e^g is 0 below; sums of such logarithms stay exact enough in float64.
+constexpr float kLeastLog = -1000.0f;
+
+struct PrepareShared {
+  double log[kDeltaChunk];    // γ, where it is one a head; then
+  float fade[kDeltaChunk];    // e^γ
+  float to_end[kDeltaChunk];  // e^(γ_C − γ)
+  float beta[kDeltaChunk];
+  float diagonal[4][16][17];  // blocks of L
+};
+constexpr int kLowerBytes = kDeltaChunk * kDeltaChunk * 2;  // of a term
+
+template <int kTerms, bool kChannel>
+constexpr int PrepareSharedBytes() {
+  return DeltaImageBytes(kTerms) + kTerms * kLowerBytes +
+         static_cast<int>(sizeof(PrepareShared)) +
+         (kChannel ? 4 * kDeltaChunk * kDeltaPrefillDim : 0);
+}
+
+// One block's work.
+template <typename T, int kTerms, bool kChannel>
+class Prepare {
+ public:
+  __device__ Prepare(const Round& round, int head, ChunkPlace place,
+                     char* memory)
+      : p_(round.p.of),
+        head_(head),
+        place_(place),
+        image_(memory),
+        lower_(memory + DeltaImageBytes(kTerms)),
+        sh_(*reinterpret_cast<PrepareShared*>(lower_ + kTerms * kLowerBytes)),
+        logs_(reinterpret_cast<float*>(&sh_ + 1)) {}
+
+  // γ and β.
+  __device__ void Gates() {
+    const int tid = threadIdx.x;
+    if (tid < kDeltaChunk) {
+      const T* b = static_cast<const T*>(p_.b) + Row(tid) * p_.b_stride;
+      sh_.beta[tid] =
+          tid < place_.count ? DeltaBeta(p_.gate, ToFloat(b[head_])) : 0.0f;
+    }
+    if constexpr (kChannel) {
+      if (tid >= kDeltaPrefillDim) return;
+      float sum = 0.0f;
+      for (int i = 0; i < kDeltaChunk; ++i) {
+        if (i < place_.count && tid < p_.head_dim) {
+          sum += Log(i, head_ * static_cast<int>(p_.head_dim) + tid);
+        }
+        logs_[i * kDeltaPrefillDim + tid] = sum;
+      }
+    } else if (tid < 32) {
+      // Two tokens a lane, then a scan over lanes.
+      const double first = 2 * tid < place_.count ? Log(2 * tid, head_) : 0.0;
+      double sum = first;
+      if (2 * tid + 1 < place_.count) sum += Log(2 * tid + 1, head_);
+      const double own = sum;
+#pragma unroll
+      for (int offset = 1; offset < 32; offset *= 2) {
+        const double before = __shfl_up_sync(0xffffffffu, sum, offset);
+        if (tid >= offset) sum += before;
+      }
+      const double all = __shfl_sync(0xffffffffu, sum, 31);
+      const double logs[] = {sum - own + first, sum};
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        sh_.log[2 * tid + j] = logs[j];
+        sh_.fade[2 * tid + j] = expf(static_cast<float>(logs[j]));
+        sh_.to_end[2 * tid + j] = expf(static_cast<float>(all - logs[j]));
+      }
+    }
+  }
+
+  // q̂ and k̂ as tiles: eight rows a warp, four features a lane.
+  __device__ void Units() {
+    const int warp = threadIdx.x / 32;
+    const int lane = threadIdx.x % 32;
+    const int dim = static_cast<int>(p_.head_dim);
+    const int key = head_ / static_cast<int>(p_.value_heads / p_.key_heads);
+    const int at = key * dim + 4 * lane;
+#pragma unroll
+    for (int which = 0; which < 2; ++which) {
+      const T* const from = static_cast<const T*>(which == 0 ? p_.q : p_.k);
+      float x[8][4] = {};
+#pragma unroll
+      for (int r = 0; r < 8; ++r) {
+        const int i = 8 * warp + r;
+        if (i < place_.count && 4 * lane < dim) {
+          Unpack(LoadPack<T, 4>(from + Row(i) * p_.stride + at), x[r]);
+        }
+      }
+#pragma unroll
+      for (int r = 0; r < 8; ++r) {
+        float squares = 0.0f;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) squares = fmaf(x[r][j], x[r][j], squares);
+        const float factor = (which == 0 ? p_.scale : 1.0f) /
+                             sqrtf(LaneSum(squares) + p_.unit_eps);
+        uint32_t low[kTerms], high[kTerms];
+        ToTerms(x[r][0] * factor, x[r][1] * factor, low);
+        ToTerms(x[r][2] * factor, x[r][3] * factor, high);
+        const int byte = PieceAt<256>(8 * warp + r, lane / 2) + lane % 2 * 8;
+#pragma unroll
+        for (int t = 0; t < kTerms; ++t) {
+          *reinterpret_cast<uint2*>(Tile(1 + which, t) + byte) =
+              make_uint2(low[t], high[t]);
+        }
+      }
+    }
+  }
+
+  // L by warps 0 to 3, the scores of q by the others: 16 rows each.
+  __device__ void Scores() {
+    const int warp = threadIdx.x / 32;
+    const int lane = threadIdx.x % 32;
+    const int m = warp % 4;
+    const bool keys = warp < 4;
+    float c[8][4] = {};
+    if constexpr (kChannel) {
+      ChannelScores(keys ? 2 : 1, m, c);
+    } else {
+#pragma unroll
+      for (int step = 0; step < kDeltaPrefillDim / 16; ++step) {
+        uint32_t a[kTerms][4];
+#pragma unroll
+        for (int t = 0; t < kTerms; ++t) {
+          LeftRows<256>(a[t], Address(Tile(keys ? 2 : 1, t)), 16 * m,
+                        16 * step);
+        }
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+          if (n > m) break;
+          uint32_t b[kTerms][4];
+#pragma unroll
+          for (int t = 0; t < kTerms; ++t) {
+            RightRows<256>(b[t], Address(Tile(2, t)), 16 * n, 16 * step);
+          }
+          MultiplyTerms<kTerms>(c[2 * n], a, b, 0);
+          MultiplyTerms<kTerms>(c[2 * n + 1], a, b, 1);
+        }
+      }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int i = 16 * m + lane / 4 + 8 * half;
+#pragma unroll
+      for (int n = 0; n < 8; ++n) {
+        if (n > 2 * m + 1) break;
+        const int j = 8 * n + lane % 4 * 2;
+        float x[2];
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const bool seen = keys ? j + e < i : j + e <= i;
+          const float fade =
+              kChannel ? 1.0f
+                       : expf(static_cast<float>(sh_.log[i] - sh_.log[j + e]));
+          x[e] = seen ? c[n][2 * half + e] * fade : 0.0f;
+          if (!keys) continue;
+          x[e] *= -sh_.beta[i];
+          if (n >= 2 * m) sh_.diagonal[m][i % 16][(j + e) % 16] = -x[e];
+        }
+        if (keys && n >= 2 * m) continue;
+        uint32_t terms[kTerms];
+        ToTerms(x[0], x[1], terms);
+#pragma unroll
+        for (int t = 0; t < kTerms; ++t) {
+          char* const tile =
+              keys ? lower_ + t * kLowerBytes
+                   : image_ + DeltaTileAt(kTerms, 3) + t * kDeltaScoreBytes;
+          *reinterpret_cast<uint32_t*>(tile + PieceAt<128>(i, n) +
+                                       lane % 4 * 4) = terms[t];
+        }
+      }
+    }
+  }
+
+  // Inverts the blocks on the diagonal of I + L, a thread for a column. Then
+  // lower_ has these, and −L elsewhere.
+  __device__ void Invert() {
+    if (threadIdx.x >= kDeltaChunk) return;
+    const int block = threadIdx.x / 16;
+    const int column = threadIdx.x % 16;
+    float x[16];
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      x[i] = i == column ? 1.0f : 0.0f;
+#pragma unroll
+      for (int k = 0; k < i; ++k) {
+        x[i] = fmaf(-sh_.diagonal[block][i][k], x[k], x[i]);
+      }
+      float rest = x[i];
+#pragma unroll
+      for (int t = 0; t < kTerms; ++t) {
+        const __nv_bfloat16 term = __float2bfloat16_rn(rest);
+        *reinterpret_cast<__nv_bfloat16*>(
+            lower_ + t * kLowerBytes +
+            PieceAt<128>(16 * block + i, 2 * block + column / 8) +
+            column % 8 * 2) = term;
+        rest -= __bfloat162float(term);
+      }
+    }
+  }
+
+  // W and U, 16 columns at a time, transposed: rows of the accumulators are
+  // features, columns tokens.
+  __device__ void Solve(float* values) {
+    const int groups =
+        (kDeltaPrefillDim + kDeltaColumns * DeltaSplits(p_.value_dim)) / 16;
+    for (int group = threadIdx.x / 32; group < groups;
+         group += kPrepareThreads / 32) {
+      const int first = 16 * group + threadIdx.x % 32 / 4;
+      float x[8][4];
+      if (group < kDeltaPrefillDim / 16) {
+        LoadKeys(first, x);
+        SolveColumns(x);
+        StoreKeys(first, x);
+      } else {
+        LoadValues(first - kDeltaPrefillDim, x);
+        SolveColumns(x);
+        StoreValues(first - kDeltaPrefillDim, x, values);
+      }
+    }
+  }
+
+  // q̂ and k̂ as they meet the chunk's first and last state.
+  __device__ void Fades() {
+    for (int at = threadIdx.x; at < kDeltaChunk * kDeltaPrefillDim / 8;
+         at += kPrepareThreads) {
+      const int i = at / (kDeltaPrefillDim / 8);
+      const int d = at % (kDeltaPrefillDim / 8) * 8;
+      ScalePiece(1, i, d);
+      ScalePiece(2, i, d);
+    }
+    for (int d = threadIdx.x; d < kDeltaPrefillDim; d += kPrepareThreads) {
+      reinterpret_cast<float*>(image_ + DeltaDecayAt(kTerms))[d] =
+          Fade(kDeltaChunk - 1, d);
+    }
+  }
+
+  __device__ void Store(char* image) const {
+    for (int at = threadIdx.x; at < DeltaImageBytes(kTerms) / 16;
+         at += kPrepareThreads) {
+      reinterpret_cast<uint4*>(image)[at] =
+          reinterpret_cast<const uint4*>(image_)[at];
+    }
+  }
+
+ private:
+  __device__ static uint32_t Address(const char* shared) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+  }
+  __device__ int64_t Row(int i) const { return int64_t{place_.token} + i; }
+  // 0: −W, 1: q, 2: k.
+  __device__ char* Tile(int tile, int term) const {
+    return image_ + DeltaTileAt(kTerms, tile) + term * kDeltaTileBytes;
+  }
+  __device__ float Log(int i, int index) const {
+    const T* a = static_cast<const T*>(p_.a) + Row(i) * p_.a_stride;
+    const float log = DeltaLogDecay(p_.gate, head_, index, ToFloat(a[index]));
+    return log < kLeastLog ? kLeastLog : log;
+  }
+  // e^γ_i and e^(γ_C − γ_i) of feature d.
+  __device__ float Fade(int i, int d) const {
+    if constexpr (kChannel) return expf(logs_[i * kDeltaPrefillDim + d]);
+    return sh_.fade[i];
+  }
+  __device__ float FadeToEnd(int i, int d) const {
+    if constexpr (kChannel) {
+      return expf(logs_[(kDeltaChunk - 1) * kDeltaPrefillDim + d] -
+                  logs_[i * kDeltaPrefillDim + d]);
+    }
+    return sh_.to_end[i];
+  }
+
+  __device__ static uint32_t ByteOf(int i, int d) {
+    return PieceAt<256>(i, d / 8) + d % 8 * 2;
+  }
+  __device__ float Element(int tile, int i, int d) const {
+    float x = 0.0f;
+#pragma unroll
+    for (int t = 0; t < kTerms; ++t) {
+      x += __bfloat162float(*reinterpret_cast<const __nv_bfloat16*>(
+          Tile(tile, t) + ByteOf(i, d)));
+    }
+    return x;
+  }
+  __device__ void SetElement(int tile, int i, int d, float x) const {
+#pragma unroll
+    for (int t = 0; t < kTerms; ++t) {
+      const __nv_bfloat16 term = __float2bfloat16_rn(x);
+      *reinterpret_cast<__nv_bfloat16*>(Tile(tile, t) + ByteOf(i, d)) = term;
+      x -= __bfloat162float(term);
+    }
+  }
+  // Eight features of token i, from d on, times their fade: of q from the
+  // chunk's start, of k to its end.
+  __device__ void ScalePiece(int tile, int i, int d) const {
+    uint32_t words[kTerms][4];
+#pragma unroll
+    for (int t = 0; t < kTerms; ++t) {
+      Copy(Tile(tile, t) + ByteOf(i, d), words[t]);
+    }
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      float low = 0.0f, high = 0.0f;
+#pragma unroll
+      for (int t = 0; t < kTerms; ++t) {
+        low += Bf16::Low(words[t][w]);
+        high += Bf16::High(words[t][w]);
+      }
+      const int at = d + 2 * w;
+      low *= tile == 1 ? Fade(i, at) : FadeToEnd(i, at);
+      high *= tile == 1 ? Fade(i, at + 1) : FadeToEnd(i, at + 1);
+      uint32_t terms[kTerms];
+      ToTerms(low, high, terms);
+#pragma unroll
+      for (int t = 0; t < kTerms; ++t) words[t][w] = terms[t];
+    }
+#pragma unroll
+    for (int t = 0; t < kTerms; ++t) {
+      *reinterpret_cast<uint4*>(Tile(tile, t) + ByteOf(i, d)) =
+          make_uint4(words[t][0], words[t][1], words[t][2], words[t][3]);
+    }
+  }
+  __device__ static void Copy(const char* from, uint32_t (&words)[4]) {
+    const uint4 four = *reinterpret_cast<const uint4*>(from);
+    words[0] = four.x;
+    words[1] = four.y;
+    words[2] = four.z;
+    words[3] = four.w;
+  }
+
+  // ---- of Solve: element r of block j is token 8 j + 2 (lane % 4) + r % 2,
+  // feature `first` + r / 2 · 8 ----
+
+  __device__ static int TokenOf(int j, int r) {
+    return 8 * j + threadIdx.x % 4 * 2 + r % 2;
+  }
+  // β e^γ k̂.
+  __device__ void LoadKeys(int first, float (&x)[8][4]) const {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        const int i = TokenOf(j, r);
+        const int d = first + r / 2 * 8;
+        x[j][r] = sh_.beta[i] * Fade(i, d) * Element(2, i, d);
+      }
+    }
+  }
+  // β v.
+  __device__ void LoadValues(int first, float (&x)[8][4]) const {
+    const int width = static_cast<int>(p_.value_dim);
+    const T* const v = static_cast<const T*>(p_.v) + Row(0) * p_.stride +
+                       int64_t{head_} * width + first;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        const int i = TokenOf(j, r);
+        x[j][r] = i < place_.count && first + r / 2 * 8 < width
+                      ? ToFloat(v[i * p_.stride + r / 2 * 8])
+                      : 0.0f;
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+#pragma unroll
+      for (int r = 0; r < 4; ++r) x[j][r] *= sh_.beta[TokenOf(j, r)];
+    }
+  }
+  __device__ void StoreKeys(int first, const float (&x)[8][4]) const {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        SetElement(0, TokenOf(j, r), first + r / 2 * 8, -x[j][r]);
+      }
+    }
+  }
+  // In the order of the accumulators that start from it.
+  __device__ void StoreValues(int first, const float (&x)[8][4],
+                              float* values) const {
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      const int e = first + r / 2 * 8;
+      float* const to = values +
+                        e / kDeltaColumns * kDeltaChunk * kDeltaColumns +
+                        e % 8 / 2 * 16 + e % 32 / 8 * 4 + e % 2;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const int i = TokenOf(j, r);
+        to[i / 16 * 512 + i % 8 * 64 + i % 16 / 8 * 2] = x[j][r];
+      }
+    }
+  }
+  // x ← x (I + L)⁻ᵀ, by blocks of 16 tokens.
+  __device__ void SolveColumns(float (&x)[8][4]) const {
+    uint32_t done[4][kTerms][4];
+#pragma unroll
+    for (int block = 0; block < 4; ++block) {
+      float(&low)[4] = x[2 * block];
+      float(&high)[4] = x[2 * block + 1];
+#pragma unroll
+      for (int j = 0; j < block; ++j) {
+        MultiplyLower(low, high, done[j], block, j);
+      }
+      ToLeft(low, high, done[block]);
+#pragma unroll
+      for (int r = 0; r < 4; ++r) low[r] = high[r] = 0.0f;
+      MultiplyLower(low, high, done[block], block, block);
+      ToLeft(low, high, done[block]);
+    }
+  }
+  // Accumulators of 16 tokens as a left factor.
+  __device__ static void ToLeft(const float (&low)[4], const float (&high)[4],
+                                uint32_t (&a)[kTerms][4]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      uint32_t terms[kTerms];
+      ToTerms(low[2 * half], low[2 * half + 1], terms);
+#pragma unroll
+      for (int t = 0; t < kTerms; ++t) a[t][half] = terms[t];
+      ToTerms(high[2 * half], high[2 * half + 1], terms);
+#pragma unroll
+      for (int t = 0; t < kTerms; ++t) a[t][2 + half] = terms[t];
+    }
+  }
+  __device__ void MultiplyLower(float (&low)[4], float (&high)[4],
+                                const uint32_t (&a)[kTerms][4], int block,
+                                int j) const {
+    uint32_t b[kTerms][4];
+#pragma unroll
+    for (int t = 0; t < kTerms; ++t) {
+      RightRows<128>(b[t], Address(lower_ + t * kLowerBytes), 16 * block,
+                     16 * j);
+    }
+    MultiplyTerms<kTerms>(low, a, b, 0);
+    MultiplyTerms<kTerms>(high, a, b, 1);
+  }
+
+  // Σ_d left_id k̂_jd e^(γ_id − γ_jd), element by element: no power of a decay
+  // stands alone, which could overflow.
+  __device__ void ChannelScores(int left, int m, float (&c)[8][4]) const {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      if (n > 2 * m + 1) break;
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        const int i = 16 * m + lane / 4 + r / 2 * 8;
+        const int j = 8 * n + lane % 4 * 2 + r % 2;
+        if (j > i) continue;
+        const float* const from = logs_ + i * kDeltaPrefillDim;
+        const float* const to = logs_ + j * kDeltaPrefillDim;
+        float sum = 0.0f;
+        for (int d = 0; d < p_.head_dim; ++d) {
+          sum = fmaf(Element(left, i, d) * Element(2, j, d),
+                     expf(from[d] - to[d]), sum);
+        }
+        c[n][r] = sum;
+      }
+    }
+  }
+
+  const GatedDeltaParams& p_;
+  const int head_;
+  const ChunkPlace place_;
+  char* const image_;
+  char* const lower_;  // [64, 64] in terms
+  PrepareShared& sh_;
+  float* const logs_;  // [64, 128] γ, where it is one a feature
+};
+
+// The row of the index-th chunk of a round, and the chunk's number there; −1
+// if there are fewer. By a whole warp.
+__device__ __forceinline__ int2 FindChunk(const Round& round, int index) {
+  const int lane = threadIdx.x % 32;
+  const int rows = LiveRows(round);
+  int before = 0;
+  for (int first = 0; first < rows; first += 32) {
+    const int own = first + lane < rows ? RowChunks(round, first + lane) : 0;
+    int sum = own;
+#pragma unroll
+    for (int offset = 1; offset < 32; offset *= 2) {
+      const int other = __shfl_up_sync(0xffffffffu, sum, offset);
+      if (lane >= offset) sum += other;
+    }
+    const unsigned later = __ballot_sync(0xffffffffu, before + sum > index);
+    if (later != 0) {
+      const int found = __ffs(later) - 1;
+      return make_int2(
+          first + found,
+          index - before - __shfl_sync(0xffffffffu, sum - own, found));
+    }
+    before += __shfl_sync(0xffffffffu, sum, 31);
+  }
+  return make_int2(-1, 0);
+}
+
+// Grid: (value heads, chunks of a round).
+template <typename T, int kTerms, bool kChannel>
+__global__ void __launch_bounds__(kPrepareThreads, kTerms == 1 ? 3 : 1)
+    delta_prepare_kernel(const __grid_constant__ Round round) {
+  LaunchDependents();
+  extern __shared__ __align__(128) char delta_memory[];
+  WaitForPrevious();
+  const int2 found = FindChunk(round, blockIdx.y);
+  if (found.x < 0) return;
+  const int head = blockIdx.x;
+  const ChunkPlace place = PlaceOf(round, SpanOf(round, found.x), found.y);
+  const int64_t item = int64_t{blockIdx.y} * round.p.of.value_heads + head;
+  Prepare<T, kTerms, kChannel> prepare(round, head, place, delta_memory);
+  prepare.Gates();
+  prepare.Units();
+  __syncthreads();
+  prepare.Scores();
+  __syncthreads();
+  prepare.Invert();
+  __syncthreads();
+  prepare.Solve(round.values + item * (DeltaValueBytes(round.p.of.value_dim) /
+                                       int64_t{sizeof(float)}));
+  __syncthreads();
+  prepare.Fades();
+  __syncthreads();
+  prepare.Store(round.images + item * DeltaImageBytes(kTerms));
+}
+
+}  // namespace gated_delta
+}  // namespace recurve
+
+#endif  // RECURVE_KERNELS_LINEAR_ATTN_GATED_DELTA_GATED_DELTA_PREPARE_CUH_
