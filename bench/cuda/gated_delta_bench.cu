@@ -24,7 +24,7 @@ constexpr int64_t kStride = kChannels + kValues + 2 * kValueHeads;
 constexpr int64_t kState = kValueHeads * kDim * kDim;
 constexpr int64_t kConvWidth = 4;
 constexpr int64_t kLast = (kConvWidth - 1) * kChannels;
-// Of rounds of prompts: some 24 MiB a 64 tokens.
+// Workspace of prompts, for rounds: a chunk of 64 tokens takes 2.8 MiB.
 constexpr int64_t kWorkspaceBytes = int64_t{768} << 20;
 
 // What steps and prompts share: heads of 128 as in Qwen3.5's 9B.

@@ -57,7 +57,7 @@ __device__ __forceinline__ void StoreRows(const Rows& x, char* tile, int bytes,
 struct Columns {
   __device__ Columns(int split, int width)
       : first(split * kDeltaColumns + threadIdx.x % 4 * 2), width(width) {}
-  // Of block n; both of a pair exist, since the width is even.
+  // Whether block n exists: both of a pair exist, since the width is even.
   __device__ bool Has(int n) const { return first + 8 * n < width; }
   int first, width;
 };

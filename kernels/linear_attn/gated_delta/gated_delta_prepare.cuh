@@ -16,8 +16,13 @@ namespace recurve {
 namespace gated_delta {
 
 constexpr int kPrepareThreads = 256;
-// e^g is 0 below; sums of such logarithms stay exact enough in float64.
+// Least g. One a head: e^g is 0 there, and sums are exact enough in float64. By
+// channel sums are integers of 2⁻²⁰, whose differences are exact, and e^g is
+// 3e-14, which is nothing next to the token that it makes room for.
 constexpr float kLeastLog = -1000.0f;
+constexpr float kLeastChannelLog = -31.0f;
+constexpr float kLogUnit = 0x1p-20f;
+static_assert(kDeltaChunk * 31 < 2048, "the sum of a chunk fits 31 bits");
 
 struct PrepareShared {
   double log[kDeltaChunk];    // γ, where it is one a head; then
@@ -47,7 +52,7 @@ class Prepare {
         image_(memory),
         lower_(memory + DeltaImageBytes(kTerms)),
         sh_(*reinterpret_cast<PrepareShared*>(lower_ + kTerms * kLowerBytes)),
-        logs_(reinterpret_cast<float*>(&sh_ + 1)) {}
+        logs_(reinterpret_cast<int32_t*>(&sh_ + 1)) {}
 
   // γ and β.
   __device__ void Gates() {
@@ -59,10 +64,12 @@ class Prepare {
     }
     if constexpr (kChannel) {
       if (tid >= kDeltaPrefillDim) return;
-      float sum = 0.0f;
+      int32_t sum = 0;
       for (int i = 0; i < kDeltaChunk; ++i) {
         if (i < place_.count && tid < p_.head_dim) {
-          sum += Log(i, head_ * static_cast<int>(p_.head_dim) + tid);
+          const float log = Log(i, head_ * static_cast<int>(p_.head_dim) + tid);
+          if (isnan(log)) poison_ = log;
+          sum += static_cast<int32_t>(rintf(log * (1.0f / kLogUnit)));
         }
         logs_[i * kDeltaPrefillDim + tid] = sum;
       }
@@ -250,7 +257,7 @@ class Prepare {
     }
     for (int d = threadIdx.x; d < kDeltaPrefillDim; d += kPrepareThreads) {
       reinterpret_cast<float*>(image_ + DeltaDecayAt(kTerms))[d] =
-          Fade(kDeltaChunk - 1, d);
+          Fade(kDeltaChunk - 1, d) + poison_;
     }
   }
 
@@ -274,17 +281,21 @@ class Prepare {
   __device__ float Log(int i, int index) const {
     const T* a = static_cast<const T*>(p_.a) + Row(i) * p_.a_stride;
     const float log = DeltaLogDecay(p_.gate, head_, index, ToFloat(a[index]));
-    return log < kLeastLog ? kLeastLog : log;
+    const float least = kChannel ? kLeastChannelLog : kLeastLog;
+    return log < least ? least : log;  // a NaN stays one
+  }
+  __device__ static float Power(int32_t log) {
+    return expf(static_cast<float>(log) * kLogUnit);
   }
   // e^γ_i and e^(γ_C − γ_i) of feature d.
   __device__ float Fade(int i, int d) const {
-    if constexpr (kChannel) return expf(logs_[i * kDeltaPrefillDim + d]);
+    if constexpr (kChannel) return Power(logs_[i * kDeltaPrefillDim + d]);
     return sh_.fade[i];
   }
   __device__ float FadeToEnd(int i, int d) const {
     if constexpr (kChannel) {
-      return expf(logs_[(kDeltaChunk - 1) * kDeltaPrefillDim + d] -
-                  logs_[i * kDeltaPrefillDim + d]);
+      return Power(logs_[(kDeltaChunk - 1) * kDeltaPrefillDim + d] -
+                   logs_[i * kDeltaPrefillDim + d]);
     }
     return sh_.to_end[i];
   }
@@ -468,12 +479,12 @@ class Prepare {
         const int i = 16 * m + lane / 4 + r / 2 * 8;
         const int j = 8 * n + lane % 4 * 2 + r % 2;
         if (j > i) continue;
-        const float* const from = logs_ + i * kDeltaPrefillDim;
-        const float* const to = logs_ + j * kDeltaPrefillDim;
+        const int32_t* const from = logs_ + i * kDeltaPrefillDim;
+        const int32_t* const to = logs_ + j * kDeltaPrefillDim;
         float sum = 0.0f;
         for (int d = 0; d < p_.head_dim; ++d) {
           sum = fmaf(Element(left, i, d) * Element(2, j, d),
-                     expf(from[d] - to[d]), sum);
+                     Power(from[d] - to[d]), sum);
         }
         c[n][r] = sum;
       }
@@ -486,7 +497,8 @@ class Prepare {
   char* const image_;
   char* const lower_;  // [64, 64] in terms
   PrepareShared& sh_;
-  float* const logs_;  // [64, 128] γ, where it is one a feature
+  int32_t* const logs_;  // [64, 128] γ in kLogUnit, where it is by channel
+  float poison_ = 0.0f;  // NaN if one of the thread's g is; integers have none
 };
 
 // The row of the index-th chunk of a round, and the chunk's number there; −1

@@ -65,7 +65,7 @@ class Inputs {
         count_(2 * s.dim + min(kColumns, s.width - tile * kColumns)) {}
 
   __device__ int count() const { return count_; }
-  // Of channels of the convolution.
+  // The channel of the convolution.
   __device__ int Channel(int i) const {
     const int keys = static_cast<int>(p_.of.key_heads) * dim_;
     return i < dim_       ? key_ + i
