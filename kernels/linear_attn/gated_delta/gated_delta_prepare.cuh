@@ -68,7 +68,7 @@ class Prepare {
       for (int i = 0; i < kDeltaChunk; ++i) {
         if (i < place_.count && tid < p_.head_dim) {
           const float log = Log(i, head_ * static_cast<int>(p_.head_dim) + tid);
-          if (isnan(log)) poison_ = log;
+          if (log != log) poison_ = log;
           sum += static_cast<int32_t>(rintf(log * (1.0f / kLogUnit)));
         }
         logs_[i * kDeltaPrefillDim + tid] = sum;
