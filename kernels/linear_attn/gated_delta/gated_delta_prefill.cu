@@ -5,6 +5,8 @@
 // Shapes: q, k [T, Hk, D], v, out [T, Hv, E] of e bytes, states [slots, Hv, D,
 // E] float32.
 // Floor: e · T · (2 Hk D + 2 Hv E) bytes; images are read and written, too.
+#include <algorithm>
+
 #include "kernels/common/alignment.h"
 #include "kernels/common/dependent_launch.cuh"
 #include "kernels/common/hopper_kernel.h"
@@ -16,6 +18,8 @@ namespace recurve {
 namespace {
 
 using gated_delta::Round;
+
+constexpr int64_t kMostChunks = 65535;  // of a round: a dimension of a grid
 
 int Terms(DeltaPrecision precision) {
   return precision == DeltaPrecision::kBFloat16 ? 1 : 2;
@@ -30,7 +34,7 @@ bool ValidPrefill(const GatedDeltaPrefillParams& params) {
          (p.type == ElementType::kFloat32 ||
           params.precision == DeltaPrecision::kBFloat16) &&
          p.sequences >= 0 && p.sequences <= 65535 && params.tokens >= 0 &&
-         params.tokens <= int64_t{64} * 32767 && p.stride % pack == 0 &&
+         params.tokens <= INT32_MAX && p.stride % pack == 0 &&
          p.out_stride % out_pack == 0 && p.slot_stride % 4 == 0 &&
          IsAligned(p.q) && IsAligned(p.k) && IsAligned(p.v) &&
          IsAligned(p.out) && IsAligned(p.states) && IsAligned(params.workspace);

@@ -220,6 +220,7 @@ __global__ void __launch_bounds__(kThreads, MinBlocks(kRows))
   const int column = tile * kColumns + tid;
   const bool writes = tid < kColumns && column < s.width;
   const int64_t at = int64_t{head} * s.width + column;
+  if (s.cluster > 1) cluster::Begun();
   if (!early) WaitForPrevious();
   const int slot = LoadNow(p.slots + sequence);
   const int begin = LoadNow(p.query_start + sequence);
@@ -237,6 +238,7 @@ __global__ void __launch_bounds__(kThreads, MinBlocks(kRows))
     for (int row = begin; row < end; ++row) {
       if (writes) write(row, 0.0f);
     }
+    if (s.cluster > 1) cluster::AwaitBegun();
     return;
   }
   float* const state = p.states + int64_t{slot} * p.slot_stride +
@@ -272,6 +274,8 @@ __global__ void __launch_bounds__(kThreads, MinBlocks(kRows))
     }
   }
 
+  // Before anything is sent to a block.
+  if (s.cluster > 1) cluster::AwaitBegun();
   for (int row = begin; row < end; ++row) {
     if (row > begin) {
       __syncthreads();  // the previous token's rows have been used

@@ -1,0 +1,85 @@
+// How the gated delta rule on the GPU is cut: pure functions.
+
+#include <algorithm>
+#include <cstdint>
+
+#include "gtest/gtest.h"
+#include "kernels/linear_attn/gated_delta/gated_delta_prefill_plan.h"
+#include "kernels/linear_attn/gated_delta/gated_delta_step_plan.h"
+
+namespace recurve {
+namespace {
+
+TEST(GatedDeltaPlanTest, StepSizes) {
+  EXPECT_TRUE(DeltaStepDoes(16, 32, 128, 128));
+  EXPECT_TRUE(DeltaStepDoes(1, 1, 1, 4));
+  EXPECT_TRUE(DeltaStepDoes(3, 3, 256, 256));
+  EXPECT_FALSE(DeltaStepDoes(0, 0, 128, 128));
+  EXPECT_FALSE(DeltaStepDoes(2, 3, 128, 128));
+  EXPECT_FALSE(DeltaStepDoes(4, 2, 128, 128));
+  EXPECT_FALSE(DeltaStepDoes(1, 1, 257, 128));
+  EXPECT_FALSE(DeltaStepDoes(1, 1, 0, 128));
+  EXPECT_FALSE(DeltaStepDoes(1, 1, 128, 260));
+  EXPECT_FALSE(DeltaStepDoes(1, 1, 128, 6));
+}
+
+TEST(GatedDeltaPlanTest, ClustersOfTheStep) {
+  // Blocks that share a convolution: all columns of a key head's value heads.
+  EXPECT_EQ(DeltaStepCluster(16, 32, 128, true, true), 4);
+  EXPECT_EQ(DeltaStepCluster(16, 48, 128, true, true), 6);
+  EXPECT_EQ(DeltaStepCluster(30, 30, 192, true, false), 3);
+  EXPECT_EQ(DeltaStepCluster(16, 32, 128, false, true), 2);
+  EXPECT_EQ(DeltaStepCluster(16, 32, 64, false, true), 1);
+  EXPECT_EQ(DeltaStepCluster(16, 32, 128, false, false), 1);
+}
+
+TEST(GatedDeltaPlanTest, PromptSizes) {
+  EXPECT_TRUE(DeltaPrefillDoes(16, 32, 128, 128));
+  EXPECT_TRUE(DeltaPrefillDoes(1, 1, 8, 8));
+  EXPECT_TRUE(DeltaPrefillDoes(30, 30, 96, 192));
+  EXPECT_FALSE(DeltaPrefillDoes(1, 1, 136, 128));
+  EXPECT_FALSE(DeltaPrefillDoes(1, 1, 128, 264));
+  EXPECT_FALSE(DeltaPrefillDoes(1, 1, 100, 128));
+  EXPECT_FALSE(DeltaPrefillDoes(2, 3, 128, 128));
+}
+
+TEST(GatedDeltaPlanTest, ChunksEndAtMultiplesOfThePosition) {
+  EXPECT_EQ(DeltaChunks(0, 0), 0);
+  EXPECT_EQ(DeltaChunks(17, 0), 0);
+  EXPECT_EQ(DeltaChunks(0, 1), 1);
+  EXPECT_EQ(DeltaChunks(0, 64), 1);
+  EXPECT_EQ(DeltaChunks(0, 65), 2);
+  EXPECT_EQ(DeltaChunks(63, 1), 1);
+  EXPECT_EQ(DeltaChunks(63, 2), 2);
+  EXPECT_EQ(DeltaChunks(64, 64), 1);
+  EXPECT_EQ(DeltaChunks(10, 118), 2);
+}
+
+// For any division of the tokens among rows, a round's chunks fit, and rounds
+// cover the longest row.
+TEST(GatedDeltaPlanTest, RoundsCoverAllChunksAndFit) {
+  for (int64_t rows : {1, 2, 7}) {
+    for (int64_t tokens : {1, 63, 64, 65, 1000, 32768}) {
+      for (int64_t capacity : {1, 6, 7, 20, 600, 100000}) {
+        SCOPED_TRACE(testing::Message()
+                     << rows << " rows, " << tokens << " tokens, " << capacity);
+        const DeltaPrefillPlan plan = PlanDeltaPrefill(tokens, rows, capacity);
+        if (plan.rounds == 0) {
+          EXPECT_LT(capacity, rows);
+          continue;
+        }
+        EXPECT_LE(plan.total, capacity);
+        for (int64_t offset : {0, 1, 63}) {
+          // One row has all of the tokens but one for each other row.
+          const int64_t longest =
+              DeltaChunks(offset, std::max<int64_t>(1, tokens - rows + 1));
+          EXPECT_GE(plan.rounds * plan.chunks, longest);
+          EXPECT_LE(std::min(longest, plan.chunks) + rows - 1, plan.total);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace recurve
