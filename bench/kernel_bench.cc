@@ -8,6 +8,7 @@
 #include "base/random.h"
 #include "base/thread_pool.h"
 #include "benchmark/benchmark.h"
+#include "kernels/linear_attn/gated_delta/gated_delta.h"
 #include "kernels/linear_attn/linear_attn.h"
 #include "kernels/matmul/matmul.h"
 #include "kernels/tpa/tpa.h"
@@ -170,6 +171,68 @@ void BM_LinearAttention(benchmark::State& state) {
 }
 BENCHMARK(BM_LinearAttention)
     ->ArgNames({"sequences", "tokens", "cosine"})
+    ->ArgsProduct({{1, 16}, {1}, {0, 1}})  // decode
+    ->ArgsProduct({{1}, {512}, {0, 1}});   // prefill
+
+// Args: sequences, tokens of each, 1 for decay by channel. Bytes as above.
+void BM_GatedDelta(benchmark::State& state) {
+  const int64_t sequences = state.range(0);
+  const int64_t tokens = state.range(1);
+  GatedDeltaParams p = {};
+  p.key_heads = 2;
+  p.value_heads = 4;
+  p.head_dim = p.value_dim = 128;
+  const int64_t rows = sequences * tokens;
+  const int64_t keys = p.key_heads * p.head_dim;
+  const int64_t width = p.value_heads * p.value_dim;
+  const int64_t state_elements = width * p.head_dim;
+  ThreadPool pool(1);
+  p.stride = 2 * keys + width;
+  const std::vector<float> qkv = Random(rows * p.stride);
+  p.gate.by_channel = state.range(2) != 0;
+  p.gate.decay = DeltaDecay::kSoftplus;
+  p.gate.beta_scale = 1.0f;
+  p.a_stride = p.gate.by_channel ? width : p.value_heads;
+  p.b_stride = p.value_heads;
+  const std::vector<float> a = Random(rows * p.a_stride);
+  const std::vector<float> b = Random(rows * p.b_stride);
+  const std::vector<float> a_log(p.value_heads, -1.0f);
+  std::vector<float> states((sequences + 1) * state_elements);
+  std::vector<float> out(rows * width);
+  std::vector<int32_t> starts = {0};
+  std::vector<int32_t> slots;
+  for (int64_t i = 0; i < sequences; ++i) {
+    starts.push_back(static_cast<int32_t>((i + 1) * tokens));
+    slots.push_back(static_cast<int32_t>(i + 1));
+  }
+  p.q = qkv.data();
+  p.k = qkv.data() + keys;
+  p.v = qkv.data() + 2 * keys;
+  p.a = a.data();
+  p.b = b.data();
+  p.out = out.data();
+  p.out_stride = width;
+  p.query_start = starts.data();
+  p.sequences = sequences;
+  p.gate.a_log = a_log.data();
+  p.unit_eps = 1e-6f;
+  p.scale = 0.0884f;
+  p.states = states.data();
+  p.slot_stride = state_elements;
+  p.slots = slots.data();
+  for (auto _ : state) {
+    GatedDelta(p, pool);
+    benchmark::DoNotOptimize(out.data());
+    benchmark::ClobberMemory();
+  }
+  // Per cell of a state and token: three products and sums, and decay.
+  SetRates(state, 7.0 * static_cast<double>(rows * state_elements),
+           8.0 * static_cast<double>(sequences * state_elements));
+  state.counters["tokens/s"] = benchmark::Counter(
+      static_cast<double>(rows), benchmark::Counter::kIsIterationInvariantRate);
+}
+BENCHMARK(BM_GatedDelta)
+    ->ArgNames({"sequences", "tokens", "channel"})
     ->ArgsProduct({{1, 16}, {1}, {0, 1}})  // decode
     ->ArgsProduct({{1}, {512}, {0, 1}});   // prefill
 

@@ -33,12 +33,18 @@ RECURVE_HOST_DEVICE inline float Softplus(float x) {
   return fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x)));
 }
 
+// e^a_log of a value head.
+RECURVE_HOST_DEVICE inline float DeltaSpeed(const DeltaGate& gate,
+                                            int64_t head) {
+  return gate.decay == DeltaDecay::kLog ? 1.0f : expf(gate.a_log[head]);
+}
+
+// g from the raw value a, with the head's speed and the bias of this index.
 RECURVE_HOST_DEVICE inline float DeltaLogDecay(const DeltaGate& gate,
-                                               int64_t head, int64_t bias,
+                                               float speed, int64_t bias,
                                                float a) {
   if (gate.decay == DeltaDecay::kLog) return a;
   const float x = gate.bias == nullptr ? a : a + gate.bias[bias];
-  const float speed = expf(gate.a_log[head]);
   return gate.decay == DeltaDecay::kSoftplus
              ? -speed * Softplus(x)
              : gate.bound / (1.0f + expf(-speed * x));

@@ -71,16 +71,17 @@ void PrepareToken(const GatedDeltaParams& p, int64_t head, int64_t row,
   float b;
   LoadElements(p.type, p.b, row * p.b_stride + head, 1, &b);
   run.beta[i] = DeltaBeta(p.gate, b);
+  const float speed = DeltaSpeed(p.gate, head);
   if (p.gate.by_channel) {
     LoadElements(p.type, p.a, row * p.a_stride + head * dim, dim, decay);
     for (int64_t r = 0; r < dim; ++r) {
       decay[r] =
-          std::exp(DeltaLogDecay(p.gate, head, head * dim + r, decay[r]));
+          std::exp(DeltaLogDecay(p.gate, speed, head * dim + r, decay[r]));
     }
   } else {
     float a;
     LoadElements(p.type, p.a, row * p.a_stride + head, 1, &a);
-    std::fill_n(decay, dim, std::exp(DeltaLogDecay(p.gate, head, head, a)));
+    std::fill_n(decay, dim, std::exp(DeltaLogDecay(p.gate, speed, head, a)));
   }
   for (int64_t r = 0; r < dim; ++r) {
     run.faded[i * dim + r] = decay[r] * k[r];

@@ -19,8 +19,6 @@ namespace {
 
 using gated_delta::Round;
 
-constexpr int64_t kMostChunks = 65535;  // of a round: a dimension of a grid
-
 int Terms(DeltaPrecision precision) {
   return precision == DeltaPrecision::kBFloat16 ? 1 : 2;
 }

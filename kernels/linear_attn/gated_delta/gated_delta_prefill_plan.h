@@ -12,8 +12,9 @@ namespace recurve {
 // Chunks end at multiples of this many tokens of the absolute position.
 inline constexpr int kDeltaChunk = 64;
 inline constexpr int kDeltaPrefillDim = 128;  // D at most; tiles have as many
-inline constexpr int kDeltaPrefillMaxValue = 256;  // E at most
-inline constexpr int kDeltaColumns = 32;           // of the state, in a block
+inline constexpr int kDeltaPrefillMaxValue = 256;   // E at most
+inline constexpr int64_t kDeltaMostChunks = 65535;  // of a round, all rows
+inline constexpr int kDeltaColumns = 32;            // of the state, in a block
 
 // Sizes that prompts by chunks take: D and E multiples of 8.
 constexpr bool DeltaPrefillDoes(int64_t key_heads, int64_t value_heads,

@@ -49,6 +49,7 @@ class Prepare {
       : p_(round.p.of),
         head_(head),
         place_(place),
+        speed_(DeltaSpeed(round.p.of.gate, head)),
         image_(memory),
         lower_(memory + DeltaImageBytes(kTerms)),
         sh_(*reinterpret_cast<PrepareShared*>(lower_ + kTerms * kLowerBytes)),
@@ -280,7 +281,7 @@ class Prepare {
   }
   __device__ float Log(int i, int index) const {
     const T* a = static_cast<const T*>(p_.a) + Row(i) * p_.a_stride;
-    const float log = DeltaLogDecay(p_.gate, head_, index, ToFloat(a[index]));
+    const float log = DeltaLogDecay(p_.gate, speed_, index, ToFloat(a[index]));
     const float least = kChannel ? kLeastChannelLog : kLeastLog;
     return log < least ? least : log;  // a NaN stays one
   }
@@ -494,6 +495,7 @@ class Prepare {
   const GatedDeltaParams& p_;
   const int head_;
   const ChunkPlace place_;
+  const float speed_;
   char* const image_;
   char* const lower_;  // [64, 64] in terms
   PrepareShared& sh_;

@@ -159,9 +159,10 @@ __device__ __noinline__ void LoadToken(const GatedDeltaStepParams& params,
   const Inputs<T> inputs(params, s, head, tile);
   const GatedDeltaParams& p = params.of;
   const T* a = static_cast<const T*>(p.a) + int64_t{row} * p.a_stride;
+  const float speed = DeltaSpeed(p.gate, head);
   float decay = 0.0f;
   if (!p.gate.by_channel) {
-    decay = expf(DeltaLogDecay(p.gate, head, head, ToFloat(a[head])));
+    decay = expf(DeltaLogDecay(p.gate, speed, head, ToFloat(a[head])));
   }
   for (int i = threadIdx.x; i < inputs.count(); i += kThreads) {
     float x = inputs.Load(row, i);
@@ -172,7 +173,7 @@ __device__ __noinline__ void LoadToken(const GatedDeltaStepParams& params,
       sh.row[i].x = x;
       const int at = head * s.dim + i;
       sh.row[i].z = p.gate.by_channel
-                        ? expf(DeltaLogDecay(p.gate, head, at, ToFloat(a[at])))
+                        ? expf(DeltaLogDecay(p.gate, speed, at, ToFloat(a[at])))
                         : decay;
     } else if (i < 2 * s.dim) {
       sh.row[i - s.dim].y = x;
