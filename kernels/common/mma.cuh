@@ -31,6 +31,16 @@ __device__ __forceinline__ void LoadMatricesTransposed(uint32_t (&r)[4],
       : "memory");
 }
 
+// An 8x8 matrix of 16-bit elements, transposed: thread (g, t) gives row g,
+// columns 2t and 2t + 1, and gets them of the result.
+__device__ __forceinline__ uint32_t TransposeMatrix(uint32_t x) {
+  uint32_t y;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;"
+               : "=r"(y)
+               : "r"(x));
+  return y;
+}
+
 // Operations of the 16-bit type. Split() splits a float into terms of the type
 // that add up to it: in bfloat16 to 16 bits; in float16 to 22 bits, but to no
 // less than 2^-25, and up to 65504.

@@ -121,15 +121,9 @@ class Prepare {
         for (int j = 0; j < 4; ++j) squares = fmaf(x[r][j], x[r][j], squares);
         const float factor = (which == 0 ? p_.scale : 1.0f) /
                              sqrtf(LaneSum(squares) + p_.unit_eps);
-        uint32_t low[kTerms], high[kTerms];
-        ToTerms(x[r][0] * factor, x[r][1] * factor, low);
-        ToTerms(x[r][2] * factor, x[r][3] * factor, high);
-        const int byte = PieceAt<256>(8 * warp + r, lane / 2) + lane % 2 * 8;
 #pragma unroll
-        for (int t = 0; t < kTerms; ++t) {
-          *reinterpret_cast<uint2*>(Tile(1 + which, t) + byte) =
-              make_uint2(low[t], high[t]);
-        }
+        for (int j = 0; j < 4; ++j) x[r][j] *= factor;
+        StoreFour(1 + which, 8 * warp + r, x[r]);
       }
     }
   }
@@ -227,24 +221,26 @@ class Prepare {
   }
 
   // W and U, 16 columns at a time, transposed: rows of the accumulators are
-  // features, columns tokens.
+  // features, columns tokens. v is where W will be, 128 columns at a time.
   __device__ void Solve(float* values) {
-    const int groups =
-        (kDeltaPrefillDim + kDeltaColumns * DeltaSplits(p_.value_dim)) / 16;
-    for (int group = threadIdx.x / 32; group < groups;
-         group += kPrepareThreads / 32) {
-      const int first = 16 * group + threadIdx.x % 32 / 4;
-      float x[8][4];
-      if (group < kDeltaPrefillDim / 16) {
-        LoadKeys(first, x);
+    const int warp = threadIdx.x / 32;
+    const int width = kDeltaColumns * DeltaSplits(p_.value_dim);
+    float x[8][4];
+    for (int first = 0; first < width; first += kDeltaPrefillDim) {
+      LoadValues(first);
+      __syncthreads();
+      const int groups = min(kDeltaPrefillDim, width - first) / 16;
+      for (int group = warp; group < groups; group += kPrepareThreads / 32) {
+        LoadColumns(0, 16 * group, x);
         SolveColumns(x);
-        StoreKeys(first, x);
-      } else {
-        LoadValues(first - kDeltaPrefillDim, x);
-        SolveColumns(x);
-        StoreValues(first - kDeltaPrefillDim, x, values);
+        StoreValues(first + 16 * group, x, values);
       }
+      __syncthreads();
     }
+    static_assert(kPrepareThreads / 32 == kDeltaPrefillDim / 16);
+    LoadColumns(2, 16 * warp, x);
+    SolveColumns(x);
+    StoreKeys(16 * warp, x);
   }
 
   // q̂ and k̂ as they meet the chunk's first and last state.
@@ -313,12 +309,16 @@ class Prepare {
     }
     return x;
   }
-  __device__ void SetElement(int tile, int i, int d, float x) const {
+  // The lane's four features of token i.
+  __device__ void StoreFour(int tile, int i, const float (&x)[4]) const {
+    const int lane = threadIdx.x % 32;
+    uint32_t low[kTerms], high[kTerms];
+    ToTerms(x[0], x[1], low);
+    ToTerms(x[2], x[3], high);
 #pragma unroll
     for (int t = 0; t < kTerms; ++t) {
-      const __nv_bfloat16 term = __float2bfloat16_rn(x);
-      *reinterpret_cast<__nv_bfloat16*>(Tile(tile, t) + ByteOf(i, d)) = term;
-      x -= __bfloat162float(term);
+      *reinterpret_cast<uint2*>(Tile(tile, t) + PieceAt<256>(i, lane / 2) +
+                                lane % 2 * 8) = make_uint2(low[t], high[t]);
     }
   }
   // Eight features of token i, from d on, times their fade: of q from the
@@ -365,63 +365,94 @@ class Prepare {
   __device__ static int TokenOf(int j, int r) {
     return 8 * j + threadIdx.x % 4 * 2 + r % 2;
   }
-  // β e^γ k̂.
-  __device__ void LoadKeys(int first, float (&x)[8][4]) const {
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-#pragma unroll
-      for (int r = 0; r < 4; ++r) {
-        const int i = TokenOf(j, r);
-        const int d = first + r / 2 * 8;
-        x[j][r] = sh_.beta[i] * Fade(i, d) * Element(2, i, d);
-      }
-    }
-  }
-  // β v.
-  __device__ void LoadValues(int first, float (&x)[8][4]) const {
+  // v's columns from `first` on as tile 0.
+  __device__ void LoadValues(int first) const {
+    const int warp = threadIdx.x / 32;
+    const int lane = threadIdx.x % 32;
     const int width = static_cast<int>(p_.value_dim);
-    const T* const v = static_cast<const T*>(p_.v) + Row(0) * p_.stride +
-                       int64_t{head_} * width + first;
+    const T* const from =
+        static_cast<const T*>(p_.v) + int64_t{head_} * width + first + 4 * lane;
+    float x[8][4] = {};
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-#pragma unroll
-      for (int r = 0; r < 4; ++r) {
-        const int i = TokenOf(j, r);
-        x[j][r] = i < place_.count && first + r / 2 * 8 < width
-                      ? ToFloat(v[i * p_.stride + r / 2 * 8])
-                      : 0.0f;
+    for (int r = 0; r < 8; ++r) {
+      const int i = 8 * warp + r;
+      if (i < place_.count && first + 4 * lane < width) {
+        Unpack(LoadPack<T, 4>(from + Row(i) * p_.stride), x[r]);
       }
     }
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
+    for (int r = 0; r < 8; ++r) StoreFour(0, 8 * warp + r, x[r]);
+  }
+  // β v of tile 0, or β e^γ k̂ of tile 2.
+  __device__ void LoadColumns(int tile, int first, float (&x)[8][4]) const {
+    const int lane = threadIdx.x % 32;
 #pragma unroll
-      for (int r = 0; r < 4; ++r) x[j][r] *= sh_.beta[TokenOf(j, r)];
+    for (int j = 0; j < 8; j += 2) {
+      uint32_t words[kTerms][4];
+#pragma unroll
+      for (int t = 0; t < kTerms; ++t) {
+        LoadMatricesTransposed(
+            words[t], Address(Tile(tile, t)) +
+                          PieceAt<256>(8 * j + lane / 16 * 8 + lane % 8,
+                                       first / 8 + lane / 8 % 2));
+      }
+#pragma unroll
+      for (int r = 0; r < 8; ++r) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int t = 0; t < kTerms; ++t) {
+          const uint32_t word = words[t][r / 2];
+          sum += r % 2 == 0 ? Bf16::Low(word) : Bf16::High(word);
+        }
+        const int i = TokenOf(j + r / 4, r);
+        float scale = sh_.beta[i];
+        if (tile == 2) scale *= Fade(i, first + lane / 4 + r / 2 % 2 * 8);
+        x[j + r / 4][r % 4] = scale * sum;
+      }
     }
   }
   __device__ void StoreKeys(int first, const float (&x)[8][4]) const {
+    const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
 #pragma unroll
-      for (int r = 0; r < 4; ++r) {
-        SetElement(0, TokenOf(j, r), first + r / 2 * 8, -x[j][r]);
+      for (int half = 0; half < 2; ++half) {
+        uint32_t terms[kTerms];
+        ToTerms(-x[j][2 * half], -x[j][2 * half + 1], terms);
+#pragma unroll
+        for (int t = 0; t < kTerms; ++t) {
+          *reinterpret_cast<uint32_t*>(
+              Tile(0, t) + PieceAt<256>(8 * j + lane / 4, first / 8 + half) +
+              lane % 4 * 4) = TransposeMatrix(terms[t]);
+        }
       }
     }
   }
   // In the order of the accumulators that start from it.
   __device__ void StoreValues(int first, const float (&x)[8][4],
                               float* values) const {
+    float* const to = values +
+                      first / kDeltaColumns * kDeltaChunk * kDeltaColumns +
+                      threadIdx.x % 32 * 16 + first % kDeltaColumns / 8 * 4;
 #pragma unroll
-    for (int r = 0; r < 4; ++r) {
-      const int e = first + r / 2 * 8;
-      float* const to = values +
-                        e / kDeltaColumns * kDeltaChunk * kDeltaColumns +
-                        e % 8 / 2 * 16 + e % 32 / 8 * 4 + e % 2;
+    for (int m = 0; m < 4; ++m) {
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const int i = TokenOf(j, r);
-        to[i / 16 * 512 + i % 8 * 64 + i % 16 / 8 * 2] = x[j][r];
+      for (int half = 0; half < 2; ++half) {
+        const float2 low = TransposePair(&x[2 * m][2 * half]);
+        const float2 high = TransposePair(&x[2 * m + 1][2 * half]);
+        *reinterpret_cast<float4*>(to + m * 512 + half * 4) =
+            make_float4(low.x, low.y, high.x, high.y);
       }
     }
+  }
+  // Two neighbours of an 8 by 8 matrix of floats, and those of its transpose.
+  __device__ static float2 TransposePair(const float* x) {
+    const uint32_t a = __float_as_uint(x[0]);
+    const uint32_t b = __float_as_uint(x[1]);
+    const uint32_t low = TransposeMatrix((a & 0xffffu) | b << 16);
+    const uint32_t high = TransposeMatrix(a >> 16 | (b & 0xffff0000u));
+    return make_float2(__uint_as_float((low & 0xffffu) | high << 16),
+                       __uint_as_float(low >> 16 | (high & 0xffff0000u)));
   }
   // x ← x (I + L)⁻ᵀ, by blocks of 16 tokens.
   __device__ void SolveColumns(float (&x)[8][4]) const {
