@@ -212,6 +212,16 @@ void CpuExecutor::Run(const NormOp& op) {
            batch_->num_tokens(), in.cols);
 }
 
+void CpuExecutor::Run(const AddOp& op) {
+  const Activations in = View(op.in);
+  const Activations out = View(op.out);
+  for (int64_t t = 0; t < batch_->num_tokens(); ++t) {
+    for (int64_t c = 0; c < out.cols; ++c) {
+      out.data[t * out.stride + c] += in.data[t * in.stride + c];
+    }
+  }
+}
+
 void CpuExecutor::Run(const ProjectOp& op) {
   const Activations in = View(op.in);
   const Activations out = View(op.out);

@@ -87,6 +87,7 @@ class CpuExecutor : public Executor, private CpuStep {
   void Run(const EmbedOp& op);
   void Run(const FillOp& op);
   void Run(const NormOp& op);
+  void Run(const AddOp& op);
   void Run(const ProjectOp& op);
   void Run(const GluOp& op);
   void Run(const GatedNormOp& op);

@@ -53,6 +53,7 @@ absl::StatusOr<std::vector<CudaExecutor::Kind>> CudaExecutor::MakeKinds(
   limits.max_pages = options.max_pages;
   limits.table_rows = RowCapacity(options);
   limits.chunk_multiple = plan.chunk_multiple;
+  limits.matrices = plan.matrix_type;
   std::vector<Kind> kinds;
   for (const Operation& operation : program.operations) {
     const auto* const sequence = std::get_if<SequenceOp>(&operation);

@@ -231,6 +231,7 @@ class CudaExecutor : public Executor, private CudaView {
   absl::Status Run(const Launch& launch, const EmbedOp& op);
   absl::Status Run(const Launch& launch, const FillOp& op);
   absl::Status Run(const Launch& launch, const NormOp& op);
+  absl::Status Run(const Launch& launch, const AddOp& op);
   absl::Status Run(const Launch& launch, const ProjectOp& op);
   absl::Status Run(const Launch& launch, const GluOp& op);
   absl::Status Run(const Launch& launch, const GatedNormOp& op);

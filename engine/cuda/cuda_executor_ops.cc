@@ -135,6 +135,15 @@ absl::Status CudaExecutor::Run(const Launch& /*launch*/, const FillOp& op) {
                     "fill");
 }
 
+absl::Status CudaExecutor::Run(const Launch& /*launch*/, const AddOp& op) {
+  const Activations in = View(op.in);
+  const Activations out = View(op.out);
+  return CudaStatus(LaunchAddRows({in.data, in.stride, out.data, out.stride,
+                                   step_.rows, out.cols},
+                                  stream_),
+                    "add");
+}
+
 absl::Status CudaExecutor::Run(const Launch& launch, const NormOp& op) {
   return products_->Normalise({View(op.in), WeightsOf(op.norm)}, View(op.out),
                               launch.writes_rounded);

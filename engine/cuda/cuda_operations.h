@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <optional>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -69,6 +70,7 @@ struct CudaOperationLimits {
   int64_t max_pages = 0;       // of a sequence
   int64_t table_rows = 0;      // rows of position tables before this kind's own
   int64_t chunk_multiple = 1;  // Plan
+  std::optional<DType> matrices;  // of all of them, if they share a type
 };
 
 // All operations of one kind on a GPU (SequenceOperation::name): what they

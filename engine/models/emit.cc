@@ -1,6 +1,7 @@
 #include "engine/models/emit.h"
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -18,6 +19,20 @@ namespace {
 
 std::string PlaceOf(size_t layer) { return absl::StrCat("layer ", layer); }
 
+std::vector<float> Zeros(const ModelDefinition& model) {
+  return std::vector<float>(model.hidden_size, 0.0f);
+}
+
+// residual += norm(part(residual)). The part adds to `branch`.
+void EmitWithNormAfter(const LayerPart& part, const NormDefinition& norm,
+                       VectorId zeros, ValueId residual, ValueId branch,
+                       ProgramBuilder& program) {
+  program.Add(FillOp{zeros, {branch}});
+  part.Emit(residual, branch, program);
+  program.Add(NormOp{{branch}, EmitNorm(norm, program), {branch}});
+  program.Add(AddOp{{branch}, {residual}});
+}
+
 }  // namespace
 
 Program Emit(const ModelDefinition& model) {
@@ -31,21 +46,24 @@ Program Emit(const ModelDefinition& model) {
   } else {
     // It adds to a residual; there is none yet.
     program.Add(EmbedOp{table, model.embedding_scale, {normed}});
-    program.Add(
-        FillOp{program.AddVector(std::vector<float>(model.hidden_size, 0.0f)),
-               {residual}});
+    program.Add(FillOp{program.AddVector(Zeros(model)), {residual}});
     model.tpe->Emit(normed, residual, program);
   }
+  VectorId zeros;
   for (size_t i = 0; i < model.layers.size(); ++i) {
     const LayerDefinition& layer = model.layers[i];
-    program.BeginRegion(PlaceOf(i));
-    program.Add(
-        NormOp{{residual}, EmitNorm(layer.token_norm, program), {normed}});
-    layer.mixer->Emit(normed, residual, program);
-    program.BeginRegion(PlaceOf(i));
-    program.Add(
-        NormOp{{residual}, EmitNorm(layer.channel_norm, program), {normed}});
-    layer.feed_forward->Emit(normed, residual, program);
+    for (const auto& [norm, part] :
+         {std::pair(&layer.token_norm, layer.mixer.get()),
+          std::pair(&layer.channel_norm, layer.feed_forward.get())}) {
+      program.BeginRegion(PlaceOf(i));
+      if (layer.norms_after) {
+        if (zeros.value < 0) zeros = program.AddVector(Zeros(model));
+        EmitWithNormAfter(*part, *norm, zeros, residual, normed, program);
+      } else {
+        program.Add(NormOp{{residual}, EmitNorm(*norm, program), {normed}});
+        part->Emit(normed, residual, program);
+      }
+    }
   }
   program.BeginRegion("head");
   program.Add(HeadOp{{residual},

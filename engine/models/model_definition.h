@@ -17,8 +17,10 @@ namespace recurve {
 // and tensor names to these; later code does not know which family a model came
 // from.
 
-// x += mixer(norm(x)); x += feed_forward(norm(x)).
+// x += mixer(norm(x)); x += feed_forward(norm(x)); or, with the norms after,
+// x += norm(mixer(x)); x += norm(feed_forward(x)).
 struct LayerDefinition {
+  bool norms_after = false;
   NormDefinition token_norm;
   std::shared_ptr<const LayerPart> mixer;
   NormDefinition channel_norm;
@@ -29,11 +31,15 @@ struct ModelDefinition {
   std::string family;
   std::string variant;               // within the family, or empty
   std::vector<std::string> remarks;  // for the operator
+  // Keys of config.json that change nothing here, or nothing known.
+  std::vector<std::string> ignored_keys;
   int64_t vocab_size = 0;
   int64_t hidden_size = 0;              // C
   int64_t intermediate_size = 0;        // F, of gated units
   int64_t max_position_embeddings = 0;  // the longest context it was trained
                                         // for
+  int64_t default_model_len = 0;        // of --max-model-len, if it is shorter;
+                                        // 0: none
 
   std::string tokenizer;  // kind, or empty if the checkpoint has none
   std::optional<int32_t> bos_token_id;

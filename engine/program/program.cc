@@ -9,6 +9,7 @@ struct Namer {
   std::string operator()(const EmbedOp&) const { return "embed"; }
   std::string operator()(const FillOp&) const { return "fill"; }
   std::string operator()(const NormOp&) const { return "norm"; }
+  std::string operator()(const AddOp&) const { return "add"; }
   std::string operator()(const ProjectOp&) const { return "project"; }
   std::string operator()(const GluOp&) const { return "gate"; }
   std::string operator()(const GatedNormOp&) const { return "gated norm"; }
@@ -24,6 +25,7 @@ struct Reader {
   Slices operator()(const EmbedOp&) const { return {}; }
   Slices operator()(const FillOp&) const { return {}; }
   Slices operator()(const NormOp& op) const { return {op.in}; }
+  Slices operator()(const AddOp& op) const { return {op.in, op.out}; }
   Slices operator()(const ProjectOp& op) const {
     return op.add ? Slices{op.in, op.out} : Slices{op.in};
   }

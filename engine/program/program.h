@@ -130,6 +130,11 @@ struct NormOp {
   NormWeights norm;
   Slice out;
 };
+// out += in.
+struct AddOp {
+  Slice in;
+  Slice out;
+};
 // out = in · matrixᵀ, or out += that.
 struct ProjectOp {
   Slice in;
@@ -172,7 +177,7 @@ struct SequenceOp {
   std::shared_ptr<const SequenceOperation> operation;
 };
 
-using Operation = std::variant<EmbedOp, FillOp, NormOp, ProjectOp, GluOp,
+using Operation = std::variant<EmbedOp, FillOp, NormOp, AddOp, ProjectOp, GluOp,
                                GatedNormOp, ExpandOp, SequenceOp, HeadOp>;
 
 struct Program {

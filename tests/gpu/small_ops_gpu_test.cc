@@ -184,7 +184,18 @@ TEST_F(SmallOpsGpuTest, GatherScatterAndFill) {
   ASSERT_EQ(
       LaunchFillRows({in.data(), filled.data(), y_stride, 3, cols}, nullptr),
       cudaSuccess);
+  DeviceBuffer<float> sums(std::vector<float>(3 * y_stride, 5));
+  ASSERT_EQ(LaunchAddRows({in.data(), x_stride, sums.data(), y_stride, 3, cols},
+                          nullptr),
+            cudaSuccess);
   Done();
+  const auto got_sums = sums.Read();
+  for (int64_t r = 0; r < 3; ++r) {
+    for (int64_t c = 0; c < y_stride; ++c) {
+      ASSERT_EQ(got_sums[r * y_stride + c],
+                c < cols ? x[r * x_stride + c] + 5 : 5);
+    }
+  }
   const auto got = gathered.Read();
   const auto got_halves = halves.Read();
   const auto got_scattered = scattered.Read();
