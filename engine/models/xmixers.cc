@@ -286,17 +286,18 @@ absl::StatusOr<LinearDefinition> ReadTnl(const Common& common, int64_t index,
   RECURVE_ASSIGN_OR_RETURN(linear.q_activation, activation("q_activation"));
   RECURVE_ASSIGN_OR_RETURN(linear.k_activation, activation("k_activation"));
   RECURVE_ASSIGN_OR_RETURN(linear.v_activation, activation("v_activation"));
-  const auto norm = [&](const char* key)
-      -> absl::StatusOr<std::optional<LinearConfig::L2Norm>> {
+  const auto norm =
+      [&](const char* key,
+          int64_t dim) -> absl::StatusOr<std::optional<NormDefinition>> {
     RECURVE_ASSIGN_OR_RETURN(const bool used, config.BoolOr(key, false));
     if (!used) return std::nullopt;
     const double scale =
         common.eps_on_mean ? static_cast<double>(linear.head_dim) : 1.0;
-    return LinearConfig::L2Norm{kEps * scale};
+    return L2NormOfHeads(linear.num_heads, dim, kEps * scale);
   };
-  RECURVE_ASSIGN_OR_RETURN(linear.q_norm, norm("q_norm"));
-  RECURVE_ASSIGN_OR_RETURN(linear.k_norm, norm("k_norm"));
-  RECURVE_ASSIGN_OR_RETURN(linear.v_norm, norm("v_norm"));
+  RECURVE_ASSIGN_OR_RETURN(linear.q_norm, norm("q_norm", linear.head_dim));
+  RECURVE_ASSIGN_OR_RETURN(linear.k_norm, norm("k_norm", linear.head_dim));
+  RECURVE_ASSIGN_OR_RETURN(linear.v_norm, norm("v_norm", linear.value_dim));
   RECURVE_ASSIGN_OR_RETURN(const double n_min,
                            config.DoubleOr("n_min", 2, 1e-3, 1e9));
   RECURVE_ASSIGN_OR_RETURN(const double n_max,
@@ -548,7 +549,8 @@ absl::StatusOr<ModelDefinition> ReadXmixers(const Checkpoint& checkpoint,
 
   TensorReader tensors(checkpoint);
   RECURVE_RETURN_IF_ERROR(ReadVocabulary(checkpoint, type, tensors, model));
-  RECURVE_RETURN_IF_ERROR(ReadSpecialTokens(checkpoint, model));
+  RECURVE_RETURN_IF_ERROR(
+      ReadSpecialTokens(checkpoint, checkpoint.config(), model));
   if (type == "linear_transformer") {
     RECURVE_ASSIGN_OR_RETURN(const bool use_tpe,
                              config.BoolOr("use_tpe", true));

@@ -13,17 +13,6 @@
 namespace recurve {
 namespace {
 
-// Σ x² is dim · mean(x²), so an L2 norm is an RMSNorm with eps / dim and the
-// weight dim^-1/2.
-NormDefinition AsRmsNorm(double l2_eps, int64_t num_heads, int64_t dim) {
-  const double size = static_cast<double>(dim);
-  NormDefinition norm;
-  norm.groups = num_heads;
-  norm.eps = l2_eps / size;
-  norm.weight.assign(num_heads * dim, static_cast<float>(1 / std::sqrt(size)));
-  return norm;
-}
-
 // One of query, key and value: its place in the projected row and how it
 // becomes a vector per head.
 struct Input {
@@ -31,11 +20,22 @@ struct Input {
   const FactorTensors* tensors;
   int64_t rank;  // 0: projected directly
   int64_t dim;   // features per head
-  const std::optional<LinearConfig::L2Norm>* norm;
+  const std::optional<NormDefinition>* norm;
   int64_t column = 0;  // in the product
 };
 
 }  // namespace
+
+// Σ x² is dim · mean(x²), so an L2 norm is an RMSNorm with eps / dim and the
+// weight dim^-1/2.
+NormDefinition L2NormOfHeads(int64_t num_heads, int64_t dim, double eps) {
+  const double size = static_cast<double>(dim);
+  NormDefinition norm;
+  norm.groups = num_heads;
+  norm.eps = eps / size;
+  norm.weight.assign(num_heads * dim, static_cast<float>(1 / std::sqrt(size)));
+  return norm;
+}
 
 std::string LinearLayer::Describe() const {
   const LinearConfig& c = definition_.config;
@@ -106,9 +106,8 @@ void LinearLayer::Emit(ValueId in, ValueId residual,
                    vectors[i]});
     }
     if (*input.norm) {
-      const NormDefinition norm =
-          AsRmsNorm((*input.norm)->eps, c.num_heads, input.dim);
-      program.Add(NormOp{vectors[i], EmitNorm(norm, program), vectors[i]});
+      program.Add(
+          NormOp{vectors[i], EmitNorm(**input.norm, program), vectors[i]});
     }
   }
 
@@ -121,13 +120,11 @@ void LinearLayer::Emit(ValueId in, ValueId residual,
       std::max((2 * c.num_heads * key_dim + value_cols + 1) / 2, value_cols));
   // The gate first: it takes a GPU so little work that it can read states
   // meanwhile.
-  ValueId gate;
-  if (c.output_gate) {
-    gate = program.AddValue("gate", value_cols);
-    program.Add(ProjectOp{{projected, gate_column, gate_rank},
-                          program.AddMatrix({t.gate_out}),
-                          {gate},
-                          false});
+  Slice gate = {projected, gate_column, gate_rank};
+  if (c.output_gate && !t.gate_out.tensor.shape.empty()) {
+    const Slice inner = gate;
+    gate = {program.AddValue("gate", value_cols)};
+    program.Add(ProjectOp{inner, program.AddMatrix({t.gate_out}), gate, false});
   }
 
   LinearOperation::Params params;
@@ -163,7 +160,7 @@ void LinearLayer::Emit(ValueId in, ValueId residual,
     const NormWeights norm = EmitNorm(*definition_.norm, program);
     if (c.output_gate) {
       program.Add(GatedNormOp{
-          {mixed}, {gate}, *c.output_gate, c.gate_after_norm, norm, {normed}});
+          {mixed}, gate, *c.output_gate, c.gate_after_norm, norm, {normed}});
     } else {
       program.Add(NormOp{{mixed}, norm, {normed}});
     }

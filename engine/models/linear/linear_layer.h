@@ -23,11 +23,8 @@ struct LinearConfig {
   // (kernels/tpa/append/expand_factors.h); 0: projected directly.
   int64_t q_rank = 0;
   int64_t kv_rank = 0;
-  // x / sqrt(Σ x² + eps) over each head's features, before the activation.
-  struct L2Norm {
-    double eps = 0;
-  };
-  std::optional<L2Norm> q_norm, k_norm, v_norm;
+  // Of each head, before the activation and the position.
+  std::optional<NormDefinition> q_norm, k_norm, v_norm;
   Activation q_activation = Activation::kNone;
   Activation k_activation = Activation::kNone;
   Activation v_activation = Activation::kNone;
@@ -37,7 +34,7 @@ struct LinearConfig {
   // sequence appends, all see the state after the prompt; later tokens see what
   // precedes them. Such a layer has no decay.
   bool causal = true;
-  // Low-rank output gate W2(W1 x); absent: the output is only normalised. A
+  // Output gate W2(W1 x), or W1 x; absent: the output is only normalised. A
   // gate needs an RMSNorm.
   std::optional<Activation> output_gate;
   bool gate_after_norm = false;
@@ -46,8 +43,10 @@ struct LinearConfig {
 struct LinearTensors {
   // [H·D, C], [H·D, C], [H·E, C] in b; with a rank, factors.
   FactorTensors q, k, v;
-  MatrixPart gate_in, gate_out;  // [G, C], [H·E, G]; empty without a gate
-  MatrixPart out;                // [C, H·E]
+  // [G, C], empty without a gate, and [H·E, G], empty if the first is all of
+  // it: [H·E, C].
+  MatrixPart gate_in, gate_out;
+  MatrixPart out;  // [C, H·E]
 };
 
 // A layer's mixer. The norm, over H·E features, comes before `out`.
@@ -56,6 +55,9 @@ struct LinearDefinition {
   LinearTensors tensors;
   std::optional<NormDefinition> norm;
 };
+
+// x / sqrt(Σ x² + eps) over each head's features, for q_norm and the others.
+NormDefinition L2NormOfHeads(int64_t num_heads, int64_t dim, double eps);
 
 class LinearLayer : public LayerPart {
  public:
