@@ -1,0 +1,230 @@
+#include "engine/models/gated_delta/gated_delta_cuda.h"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+
+#include "base/status_macros.h"
+#include "engine/program/step_runs.h"
+#include "kernels/linear_attn/gated_delta/gated_delta_step_cuda.h"
+#include "kernels/norm/norm_cuda.h"
+#include "kernels/short_conv/short_conv_cuda.h"
+
+namespace recurve {
+namespace {
+
+// Tokens of prompts for which the workspace has all chunks; a step with more
+// takes several rounds.
+constexpr int64_t kWorkspaceTokens = 4096;
+
+// What all launches of a layer have in common; rows are those of the step.
+GatedDeltaParams LayerParams(const GatedDeltaOperation::Params& p,
+                             const CudaView& view, const Activations& qkv) {
+  const Activations a = view.View(p.a);
+  const Activations b = view.View(p.b);
+  const Activations out = view.View(p.out);
+  const CudaView::States states = view.states(p.state);
+  const int64_t keys = p.key_heads * p.head_dim;
+  GatedDeltaParams params = {};
+  params.key_heads = p.key_heads;
+  params.value_heads = p.value_heads;
+  params.head_dim = p.head_dim;
+  params.value_dim = p.value_dim;
+  params.type = ElementType::kFloat32;
+  params.q = qkv.data;
+  params.k = qkv.data + keys;
+  params.v = qkv.data + 2 * keys;
+  params.stride = qkv.stride;
+  params.a = a.data;
+  params.a_stride = a.stride;
+  params.b = b.data;
+  params.b_stride = b.stride;
+  params.out_type = ElementType::kFloat32;
+  params.out = out.data;
+  params.out_stride = out.stride;
+  params.gate = {
+      p.decay, false,       view.vector(p.a_log), view.vector(p.dt_bias),
+      0,       p.beta_scale};
+  params.unit_eps = p.unit_eps;
+  params.scale = 1 / std::sqrt(static_cast<float>(p.head_dim));
+  params.states = states.data;
+  params.slot_stride = states.stride;
+  return params;
+}
+
+}  // namespace
+
+std::unique_ptr<CudaOperations> GatedDeltaOperation::MakeCudaOperations(
+    const CudaOperationLimits& limits) const {
+  return std::make_unique<CudaGatedDelta>(limits);
+}
+
+CudaGatedDelta::CudaGatedDelta(const CudaOperationLimits& limits)
+    : limits_(limits),
+      precision_(limits.matrices == DType::kBFloat16
+                     ? DeltaPrecision::kBFloat16
+                     : DeltaPrecision::kFloat32) {}
+
+void CudaGatedDelta::Add(const SequenceOperation& operation) {
+  const GatedDeltaOperation::Params& p =
+      static_cast<const GatedDeltaOperation&>(operation).params();
+  workspace_bytes_ = std::max(
+      workspace_bytes_,
+      GatedDeltaPrefillWorkspace(std::min(limits_.max_tokens, kWorkspaceTokens),
+                                 limits_.max_sequences, p.value_heads,
+                                 p.value_dim, precision_));
+}
+
+absl::StatusOr<int64_t> CudaGatedDelta::DeviceBytes() {
+  return workspace_bytes_;
+}
+
+absl::Status CudaGatedDelta::Allocate() {
+  RECURVE_ASSIGN_OR_RETURN(
+      workspace_,
+      CudaMemory::Allocate(CudaMemory::Kind::kDevice, workspace_bytes_,
+                           "gated delta rules over prompts; lower "
+                           "--max-num-seqs or --max-num-batched-tokens"));
+  return absl::OkStatus();
+}
+
+// BeginMixed: at most one run per token, and one group per run.
+int64_t CudaGatedDelta::StepBytes() const {
+  using Buffer = CudaStepBuffer;
+  const int64_t tokens = std::max(limits_.max_tokens, limits_.max_sequences);
+  return tokens * (Buffer::Room<int32_t>(2) + Buffer::Room<int32_t>(1) +
+                   Buffer::Room<int64_t>(1));
+}
+
+absl::Status CudaGatedDelta::BeginDecode(const CudaStep& step,
+                                         const DecodeRows& /*rows*/,
+                                         int64_t /*variant*/,
+                                         CudaStepBuffer* /*buffer*/) {
+  decode_ = true;
+  segments_ = {{false, step.sequences, step.query_start, step.slots, nullptr, 0,
+                step.rows}};
+  return absl::OkStatus();
+}
+
+absl::Status CudaGatedDelta::BeginMixed(const CudaStep& /*step*/,
+                                        const StepBatch& batch,
+                                        CudaStepBuffer* buffer) {
+  decode_ = false;
+  segments_.clear();
+  for (const std::vector<StepRun>& runs : RunGroups(batch.runs)) {
+    Segment segment = {};
+    segment.prompt = !runs.front().step();
+    segment.count = static_cast<int64_t>(runs.size());
+    segment.begin = runs.front().begin;
+    segment.end = runs.back().end;
+    int32_t* const query_start =
+        buffer->Add(segment.count + 1, &segment.query_start);
+    int32_t* const slots = buffer->Add(segment.count, &segment.slots);
+    int64_t* const positions = buffer->Add(segment.count, &segment.positions);
+    for (int64_t i = 0; i < segment.count; ++i) {
+      query_start[i] = static_cast<int32_t>(runs[i].begin);
+      query_start[i + 1] = static_cast<int32_t>(runs[i].end);
+      slots[i] = batch.slots[runs[i].sequence];
+      positions[i] = batch.positions[runs[i].begin];
+    }
+    segments_.push_back(segment);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaGatedDelta::Step(const GatedDeltaOperation::Params& p,
+                                  const CudaView& view, const Segment& rows,
+                                  bool early) const {
+  const Activations z = view.View(p.z);
+  const CudaView::States conv_states = view.states(p.conv_state);
+  GatedDeltaStepParams params = {};
+  params.of = LayerParams(p, view, view.View(p.qkv));
+  params.of.query_start = rows.query_start;
+  params.of.sequences = rows.count;
+  params.of.slots = rows.slots;
+  params.conv_weight = view.vector(p.conv_weight);
+  params.conv_width = p.conv_width;
+  params.conv_states = conv_states.data;
+  params.conv_slot_stride = conv_states.stride;
+  params.norm_weight = view.vector(p.norm_weight);
+  params.norm_eps = p.norm_eps;
+  params.z = z.data;
+  params.z_stride = z.stride;
+  params.activation = p.gate;
+  return CudaStatus(LaunchGatedDeltaStep(params, early, view.stream()),
+                    "a step of the gated delta rule");
+}
+
+absl::Status CudaGatedDelta::Prefill(const GatedDeltaOperation::Params& p,
+                                     const CudaView& view,
+                                     const Segment& rows) const {
+  const cudaStream_t stream = view.stream();
+  const Activations x = view.View(p.qkv);
+  const Activations y = view.View(p.convolved);
+  const CudaView::States conv_states = view.states(p.conv_state);
+  CudaShortConvParams conv = {};
+  conv.of.channels = p.channels();
+  conv.of.width = p.conv_width;
+  conv.of.type = ElementType::kFloat32;
+  conv.of.x = x.data;
+  conv.of.x_stride = x.stride;
+  conv.of.y = y.data;
+  conv.of.y_stride = y.stride;
+  conv.of.query_start = rows.query_start;
+  conv.of.sequences = rows.count;
+  conv.of.weight = view.vector(p.conv_weight);
+  conv.of.states = conv_states.data;
+  conv.of.slot_stride = conv_states.stride;
+  conv.of.slots = rows.slots;
+  conv.rows = rows.end - rows.begin;
+  RECURVE_RETURN_IF_ERROR(
+      CudaStatus(LaunchShortConv(conv, stream), "a short convolution"));
+
+  GatedDeltaPrefillParams params = {};
+  params.of = LayerParams(p, view, y);
+  params.of.query_start = rows.query_start;
+  params.of.sequences = rows.count;
+  params.of.slots = rows.slots;
+  params.tokens = rows.end - rows.begin;
+  params.positions = rows.positions;
+  params.precision = precision_;
+  params.workspace = workspace_.data();
+  params.workspace_bytes = workspace_bytes_;
+  RECURVE_RETURN_IF_ERROR(CudaStatus(LaunchGatedDeltaPrefill(params, stream),
+                                     "the gated delta rule over prompts"));
+
+  const Activations z = view.View(p.z);
+  const Activations out = view.View(p.out);
+  float* const first = out.data + rows.begin * out.stride;
+  CudaGatedNormParams norm = {};
+  norm.norm.type = ElementType::kFloat32;
+  norm.norm.x = first;
+  norm.norm.x_stride = out.stride;
+  norm.norm.weight = view.vector(p.norm_weight);
+  norm.norm.y = first;
+  norm.norm.y_stride = out.stride;
+  norm.norm.rows = rows.end - rows.begin;
+  norm.norm.cols = out.cols;
+  norm.norm.groups = p.value_heads;
+  norm.norm.eps = p.norm_eps;
+  norm.gate = z.data + rows.begin * z.stride;
+  norm.gate_stride = z.stride;
+  norm.activation = p.gate;
+  norm.gate_after_norm = true;
+  return CudaStatus(LaunchGatedNorm(norm, stream), "a gated norm");
+}
+
+absl::Status CudaGatedDelta::Launch(const SequenceOperation& operation,
+                                    const CudaView& view,
+                                    const Output& /*output*/) {
+  const GatedDeltaOperation::Params& p =
+      static_cast<const GatedDeltaOperation&>(operation).params();
+  for (const Segment& segment : segments_) {
+    RECURVE_RETURN_IF_ERROR(segment.prompt
+                                ? Prefill(p, view, segment)
+                                : Step(p, view, segment, /*early=*/decode_));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace recurve
