@@ -61,6 +61,11 @@ bool JsonObject::Has(const std::string& key) const {
   return Find(key) != nullptr;
 }
 
+bool JsonObject::IsNull(const std::string& key) const {
+  const auto it = object_->find(key);
+  return it != object_->end() && it->is_null();
+}
+
 const json* JsonObject::Find(const std::string& key) const {
   const auto it = object_->find(key);
   return it == object_->end() || it->is_null() ? nullptr : &*it;

@@ -37,6 +37,8 @@ class JsonObject {
   const std::string& path() const { return path_; }
 
   bool Has(const std::string& key) const;
+  // Whether the key is there, with null.
+  bool IsNull(const std::string& key) const;
   // The object as text: equal for equal contents.
   std::string text() const;
   // Sorted; null members are omitted.

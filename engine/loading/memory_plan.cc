@@ -34,8 +34,10 @@ absl::StatusOr<Capacity> PlanCapacity(const ModelDefinition& model,
         absl::StrCat("--max-model-len is ", engine->max_model_len,
                      "; the model supports 1 to ", supported));
   }
+  const int64_t by_default =
+      model.default_model_len > 0 ? model.default_model_len : supported;
   const int64_t wanted =
-      engine->max_model_len > 0 ? engine->max_model_len : supported;
+      engine->max_model_len > 0 ? engine->max_model_len : by_default;
   capacity.max_model_len = wanted;
   capacity.supported_model_len = supported;
   if (capacity.cache_bytes_per_token > 0) {

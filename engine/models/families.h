@@ -31,6 +31,22 @@ bool IsXmixers(const Checkpoint& checkpoint);
 absl::StatusOr<ModelDefinition> ReadXmixers(const Checkpoint& checkpoint,
                                             const std::string& variant);
 
+// Qwen3.5, dense (docs/families.md): the model types qwen3_5, of which the text
+// is served, and qwen3_5_text.
+bool IsQwen35(const Checkpoint& checkpoint);
+absl::StatusOr<ModelDefinition> ReadQwen35(const Checkpoint& checkpoint,
+                                           const std::string& variant);
+
+// OLMo Hybrid (docs/families.md).
+bool IsOlmoHybrid(const Checkpoint& checkpoint);
+absl::StatusOr<ModelDefinition> ReadOlmoHybrid(const Checkpoint& checkpoint,
+                                               const std::string& variant);
+
+// MiniCPM-SALA (docs/families.md).
+bool IsMiniCpmSala(const Checkpoint& checkpoint);
+absl::StatusOr<ModelDefinition> ReadMiniCpmSala(const Checkpoint& checkpoint,
+                                                const std::string& variant);
+
 }  // namespace recurve
 
 #endif  // RECURVE_ENGINE_MODELS_FAMILIES_H_

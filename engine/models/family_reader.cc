@@ -41,9 +41,14 @@ absl::StatusOr<TensorView> TensorReader::ReadWithAnyRows(
 
 absl::StatusOr<std::vector<float>> TensorReader::ReadVector(
     const std::string& name, int64_t size) {
-  RECURVE_ASSIGN_OR_RETURN(const TensorView view, Read(name, {size}));
-  std::vector<float> values(size);
-  for (int64_t i = 0; i < size; ++i) values[i] = view.Element(i);
+  return ReadValues(name, {size});
+}
+
+absl::StatusOr<std::vector<float>> TensorReader::ReadValues(
+    const std::string& name, const std::vector<int64_t>& shape) {
+  RECURVE_ASSIGN_OR_RETURN(const TensorView view, Read(name, shape));
+  std::vector<float> values(view.num_elements());
+  for (int64_t i = 0; i < view.num_elements(); ++i) values[i] = view.Element(i);
   return values;
 }
 
@@ -82,8 +87,8 @@ void CompareEnds(const JsonObject& config, const JsonObject& counts,
 }  // namespace
 
 absl::Status ReadSpecialTokens(const Checkpoint& checkpoint,
+                               const JsonObject& config,
                                ModelDefinition& model) {
-  const JsonObject& config = checkpoint.config();
   if (config.Has("bos_token_id")) {
     RECURVE_ASSIGN_OR_RETURN(
         const int64_t bos, config.Int("bos_token_id", 0, model.vocab_size - 1));

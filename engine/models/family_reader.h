@@ -38,6 +38,9 @@ class TensorReader {
   // The elements of a vector, widened.
   absl::StatusOr<std::vector<float>> ReadVector(const std::string& name,
                                                 int64_t size);
+  // The elements of a tensor of this shape, widened, row after row.
+  absl::StatusOr<std::vector<float>> ReadValues(
+      const std::string& name, const std::vector<int64_t>& shape);
   // Marks a tensor as used although the layer does not need its values.
   void Ignore(const std::string& name) { used_.insert(name); }
 
@@ -53,9 +56,10 @@ class TensorReader {
   uint64_t parameters_ = 0;
 };
 
-// config.json's bos_token_id and the end-of-sequence ids, for which
+// `config`'s bos_token_id and the end-of-sequence ids, for which
 // generation_config.json, if present, takes precedence.
 absl::Status ReadSpecialTokens(const Checkpoint& checkpoint,
+                               const JsonObject& config,
                                ModelDefinition& model);
 
 // One of the `choices`, by their names in this family.

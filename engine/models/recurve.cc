@@ -301,7 +301,8 @@ absl::StatusOr<ModelDefinition> ReadRecurve(const Checkpoint& checkpoint,
       model.max_position_embeddings,
       config.Int("max_position_embeddings", 1, int64_t{1} << 31));
   RECURVE_ASSIGN_OR_RETURN(model.tokenizer, config.StringOr("tokenizer", ""));
-  RECURVE_RETURN_IF_ERROR(ReadSpecialTokens(checkpoint, model));
+  RECURVE_RETURN_IF_ERROR(
+      ReadSpecialTokens(checkpoint, checkpoint.config(), model));
   RECURVE_ASSIGN_OR_RETURN(const std::string tied, ReadTie(config));
 
   TensorReader tensors(checkpoint);

@@ -25,6 +25,12 @@ constexpr Family kFamilies[] = {
      "model_type \"llama_\", \"linear_transformer\", \"tnl\" or "
      "\"naive_hybrid\"",
      false, IsXmixers, ReadXmixers},
+    {"qwen3_5", "model_type \"qwen3_5\" or \"qwen3_5_text\"", false, IsQwen35,
+     ReadQwen35},
+    {"olmo_hybrid", "model_type \"olmo_hybrid\"", false, IsOlmoHybrid,
+     ReadOlmoHybrid},
+    {"minicpm_sala", "model_type \"minicpm_sala\"", false, IsMiniCpmSala,
+     ReadMiniCpmSala},
 };
 
 std::string SupportedFamilies() {

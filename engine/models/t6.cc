@@ -298,7 +298,8 @@ absl::StatusOr<ModelDefinition> ReadT6(const Checkpoint& checkpoint,
   RECURVE_ASSIGN_OR_RETURN(
       model.max_position_embeddings,
       config.IntOr("block_size", 1024, 1, int64_t{1} << 31));
-  RECURVE_RETURN_IF_ERROR(ReadSpecialTokens(checkpoint, model));
+  RECURVE_RETURN_IF_ERROR(
+      ReadSpecialTokens(checkpoint, checkpoint.config(), model));
   RECURVE_ASSIGN_OR_RETURN(const Attention attention,
                            ReadAttention(checkpoint, variant));
   model.variant = attention.variant.name;

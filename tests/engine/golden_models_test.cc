@@ -1,7 +1,7 @@
 // Checkpoints of every family that their authors' own code has run
 // (tests/golden/models; RECURVE_GOLDEN_MODELS names another folder): the same
-// tokens, and logits within 1e-3 of the largest, however the prompt is cut. On
-// the GPU too, in float32; there TPA factors are rounded to 16 bits.
+// tokens, and logits within a tolerance of the largest, however the prompt is
+// cut. On the GPU too, in float32; there TPA factors are rounded to 16 bits.
 
 #include <algorithm>
 #include <cmath>
@@ -24,8 +24,14 @@ namespace {
 
 using testing::SizeIs;
 
-// For logits, relative to the largest.
-constexpr double kTolerance = kTestOnGpu ? 1e-2 : 1e-3;
+// For logits, relative to the largest. The first families' pages have 16 bits
+// on the GPU, and their authors' code rounds tables.
+double Tolerance(const std::string& set) {
+  for (const char* family : {"qwen", "olmo", "minicpm"}) {
+    if (set.rfind(family, 0) == 0) return 1e-4;
+  }
+  return kTestOnGpu ? 1e-2 : 1e-3;
+}
 
 class GoldenModelsTest
     : public OnTestDevice<testing::TestWithParam<std::string>> {
@@ -119,11 +125,11 @@ TEST_P(GoldenModelsTest, TokensAndLogits) {
       const int64_t last = script.commands[0].append.size() - 1;
       const TensorView& rows = expected_->tensors().at("logits_" + name);
       ASSERT_THAT(record.logits, SizeIs(last + rows.shape[0]));
-      EXPECT_LE(RelativeError(record, last, rows), kTolerance);
+      EXPECT_LE(RelativeError(record, last, rows), Tolerance(GetParam()));
       const TensorView& prompt =
           expected_->tensors().at("last_prompt_logits_" + name);
       EXPECT_LE(RelativeError(record, last + 1 - prompt.shape[0], prompt),
-                kTolerance);
+                Tolerance(GetParam()));
     }
     EXPECT_TRUE(IsIdle(*engine));
   }

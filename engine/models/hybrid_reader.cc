@@ -1,0 +1,223 @@
+#include "engine/models/hybrid_reader.h"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "base/status_macros.h"
+#include "kernels/short_conv/short_conv.h"
+
+namespace recurve {
+namespace {
+
+// A key with one of these words in its name is part of the function.
+const std::set<std::string>& FunctionWords() {
+  static const auto* const words = new std::set<std::string>{
+      "act",        "activation", "alibi",        "bias",    "cap",
+      "conv",       "decay",      "expert",       "experts", "factor",
+      "gate",       "gating",     "kernel",       "lora",    "moe",
+      "multiplier", "norm",       "quantization", "rank",    "residual",
+      "rope",       "rotary",     "router",       "scale",   "scaling",
+      "sliding",    "softcap",    "softcapping",  "sparse",  "temperature",
+      "window"};
+  return *words;
+}
+
+bool IsFunction(const std::string& key) {
+  for (const auto word : absl::StrSplit(key, '_')) {
+    if (FunctionWords().contains(std::string(word))) return true;
+  }
+  return false;
+}
+
+bool IsFalse(const JsonObject& config, const std::string& key) {
+  const absl::StatusOr<bool> value = config.Bool(key);
+  return value.ok() && !*value;
+}
+
+}  // namespace
+
+absl::StatusOr<HybridConfig> ReadHybridConfig(const JsonObject& config,
+                                              ModelDefinition& model) {
+  HybridConfig read;
+  RECURVE_ASSIGN_OR_RETURN(model.vocab_size,
+                           config.Int("vocab_size", 1, kMaxDim));
+  RECURVE_ASSIGN_OR_RETURN(model.hidden_size,
+                           config.Int("hidden_size", 1, kMaxDim));
+  RECURVE_ASSIGN_OR_RETURN(model.intermediate_size,
+                           config.Int("intermediate_size", 1, kMaxDim));
+  RECURVE_ASSIGN_OR_RETURN(
+      model.max_position_embeddings,
+      config.Int("max_position_embeddings", 1, int64_t{1} << 31));
+  RECURVE_ASSIGN_OR_RETURN(read.num_layers,
+                           config.Int("num_hidden_layers", 1, 1024));
+  RECURVE_ASSIGN_OR_RETURN(read.num_heads,
+                           config.Int("num_attention_heads", 1, 1024));
+  RECURVE_ASSIGN_OR_RETURN(
+      read.num_kv_heads,
+      config.IntOr("num_key_value_heads", read.num_heads, 1, 1024));
+  if (read.num_heads % read.num_kv_heads != 0) {
+    return config.Invalid("num_key_value_heads",
+                          absl::StrCat("is ", read.num_kv_heads,
+                                       "; expected a divisor of "
+                                       "num_attention_heads, which is ",
+                                       read.num_heads));
+  }
+  RECURVE_ASSIGN_OR_RETURN(
+      read.head_dim,
+      config.IntOr("head_dim", model.hidden_size / read.num_heads, 2, 1024));
+  if (read.head_dim % 2 != 0) {
+    return config.Invalid(
+        "head_dim",
+        absl::StrCat("is ", read.head_dim, "; expected an even number"));
+  }
+  RECURVE_ASSIGN_OR_RETURN(read.norm_eps, config.Double("rms_norm_eps", 0, 1));
+  RECURVE_ASSIGN_OR_RETURN(read.activation,
+                           ReadActivation(config, "hidden_act",
+                                          {{"silu", Activation::kSilu},
+                                           {"swish", Activation::kSilu}},
+                                          std::nullopt));
+  RECURVE_RETURN_IF_ERROR(RequireBool(config, "attention_bias", false));
+  return read;
+}
+
+absl::Status CheckOtherKeys(const JsonObject& config,
+                            const std::vector<std::string>& known,
+                            ModelDefinition& model) {
+  for (const std::string& key : config.keys()) {
+    if (std::find(known.begin(), known.end(), key) != known.end()) continue;
+    if (IsFunction(key) && !IsFalse(config, key)) {
+      return config.Invalid(
+          key,
+          "is not supported, and by its name it changes what the model "
+          "computes");
+    }
+    model.ignored_keys.push_back(
+        config.path().empty() ? key : absl::StrCat(config.path(), ".", key));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<GatedDeltaConfig> ReadGatedDeltaConfig(
+    const JsonObject& config) {
+  GatedDeltaConfig delta;
+  RECURVE_ASSIGN_OR_RETURN(delta.key_heads,
+                           config.Int("linear_num_key_heads", 1, 1024));
+  RECURVE_ASSIGN_OR_RETURN(delta.value_heads,
+                           config.Int("linear_num_value_heads", 1, 1024));
+  if (delta.value_heads % delta.key_heads != 0) {
+    return config.Invalid("linear_num_value_heads",
+                          absl::StrCat("is ", delta.value_heads,
+                                       "; expected a multiple of "
+                                       "linear_num_key_heads, which is ",
+                                       delta.key_heads));
+  }
+  RECURVE_ASSIGN_OR_RETURN(delta.head_dim,
+                           config.Int("linear_key_head_dim", 1, 1024));
+  RECURVE_ASSIGN_OR_RETURN(delta.value_dim,
+                           config.Int("linear_value_head_dim", 1, 1024));
+  RECURVE_ASSIGN_OR_RETURN(
+      delta.conv_width, config.Int("linear_conv_kernel_dim", kShortConvMinWidth,
+                                   kShortConvMaxWidth));
+  return delta;
+}
+
+absl::StatusOr<std::vector<bool>> ReadLayerTypes(const JsonObject& config,
+                                                 int64_t num_layers) {
+  std::vector<bool> full(num_layers);
+  if (!config.Has("layer_types")) {
+    RECURVE_ASSIGN_OR_RETURN(const int64_t interval,
+                             config.Int("full_attention_interval", 1, 1024));
+    for (int64_t i = 0; i < num_layers; ++i) full[i] = (i + 1) % interval == 0;
+    return full;
+  }
+  RECURVE_ASSIGN_OR_RETURN(const std::vector<std::string> types,
+                           config.StringList("layer_types"));
+  if (static_cast<int64_t>(types.size()) != num_layers) {
+    return config.Invalid(
+        "layer_types",
+        absl::StrCat("has ", types.size(), " entries; num_hidden_layers is ",
+                     num_layers));
+  }
+  for (int64_t i = 0; i < num_layers; ++i) {
+    full[i] = types[i] == "full_attention";
+    if (!full[i] && types[i] != "linear_attention") {
+      return config.Invalid(
+          absl::StrCat("layer_types[", i, "]"),
+          absl::StrCat("is \"", types[i],
+                       "\"; supported: full_attention, linear_attention"));
+    }
+  }
+  return full;
+}
+
+Rotation RotateFirst(int64_t head_dim, int64_t rotary, double base) {
+  Rotation rotation;
+  rotation.position.type = LrpeType::kRotate;
+  rotation.position.theta.assign(head_dim / 2, 0.0);
+  for (int64_t i = 0; i < rotary / 2; ++i) {
+    const float exponent =
+        static_cast<float>(2 * i) / static_cast<float>(rotary);
+    rotation.position.theta[i] =
+        1.0f /
+        static_cast<float>(std::pow(base, static_cast<double>(exponent)));
+  }
+  rotation.position.float32_angles = true;
+  if (rotary == head_dim) return rotation;
+  const int64_t passing = (head_dim - rotary) / 2;  // in each half
+  for (int64_t half = 0; half < 2; ++half) {
+    for (int64_t i = 0; i < rotary / 2; ++i)
+      rotation.order.push_back(static_cast<int32_t>(half * (rotary / 2) + i));
+    for (int64_t i = 0; i < passing; ++i)
+      rotation.order.push_back(
+          static_cast<int32_t>(rotary + half * passing + i));
+  }
+  return rotation;
+}
+
+std::vector<int32_t> RowsOfHeads(const std::vector<int32_t>& order,
+                                 int64_t head_dim, int64_t heads,
+                                 int64_t stride, int64_t first) {
+  std::vector<int32_t> rows;
+  for (int64_t h = 0; h < heads; ++h) {
+    for (int64_t i = 0; i < head_dim; ++i) {
+      const int64_t feature = order.empty() ? i : order[i];
+      rows.push_back(static_cast<int32_t>(first + h * stride + feature));
+    }
+  }
+  return rows;
+}
+
+std::vector<float> Reordered(const std::vector<float>& values,
+                             const std::vector<int32_t>& order) {
+  if (order.empty()) return values;
+  std::vector<float> reordered;
+  reordered.reserve(order.size());
+  for (const int32_t i : order) reordered.push_back(values[i]);
+  return reordered;
+}
+
+absl::StatusOr<NormDefinition> ReadWeightedNorm(const std::string& name,
+                                                int64_t size, double eps,
+                                                float plus,
+                                                TensorReader& tensors) {
+  NormDefinition norm;
+  norm.eps = eps;
+  RECURVE_ASSIGN_OR_RETURN(norm.weight, tensors.ReadVector(name, size));
+  for (float& weight : norm.weight) weight += plus;
+  return norm;
+}
+
+absl::StatusOr<std::shared_ptr<const LayerPart>> ReadHybridUnit(
+    const std::string& prefix, const HybridConfig& config,
+    const ModelDefinition& model, TensorReader& tensors) {
+  return ReadGatedUnit({prefix + "gate_proj.weight", prefix + "up_proj.weight",
+                        prefix + "down_proj.weight"},
+                       config.activation, model.intermediate_size,
+                       model.hidden_size, tensors);
+}
+
+}  // namespace recurve

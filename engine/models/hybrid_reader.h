@@ -1,0 +1,81 @@
+#ifndef RECURVE_ENGINE_MODELS_HYBRID_READER_H_
+#define RECURVE_ENGINE_MODELS_HYBRID_READER_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "engine/checkpoint/json_reader.h"
+#include "engine/models/family_reader.h"
+#include "engine/models/gated_delta/gated_delta_layer.h"
+#include "engine/models/model_definition.h"
+#include "engine/program/position.h"
+
+namespace recurve {
+
+// Shared by the readers of hybrid models that the transformers library knows:
+// their config keys and tensor names agree in part.
+
+// config.json's keys that all of them have.
+struct HybridConfig {
+  int64_t num_layers = 0;
+  int64_t num_heads = 0;
+  int64_t num_kv_heads = 0;
+  int64_t head_dim = 0;
+  double norm_eps = 0;
+  Activation activation = Activation::kSilu;  // of the feed-forward
+};
+// Sets model's sizes, too. Refuses biases. A key has no default: those of the
+// library differ from what the published checkpoints have.
+absl::StatusOr<HybridConfig> ReadHybridConfig(const JsonObject& config,
+                                              ModelDefinition& model);
+
+// Refuses keys that are not `known` and by their name change what the model
+// computes, unless they are null or false; keeps the names of the others
+// (ModelDefinition::ignored_keys).
+absl::Status CheckOtherKeys(const JsonObject& config,
+                            const std::vector<std::string>& known,
+                            ModelDefinition& model);
+
+// The linear_* keys. Every head's sizes are as stored.
+absl::StatusOr<GatedDeltaConfig> ReadGatedDeltaConfig(const JsonObject& config);
+
+// For each layer, whether it has full attention: `layer_types`, or every
+// full_attention_interval-th.
+absl::StatusOr<std::vector<bool>> ReadLayerTypes(const JsonObject& config,
+                                                 int64_t num_layers);
+
+// Rotation of the first `rotary` of a head's features, i with i + rotary/2,
+// by angles as the library computes them. Here i and i + D/2 form a pair:
+// `order` has the features of a head in the order in which they then are; the
+// products of queries and keys do not change if both are reordered alike.
+struct Rotation {
+  PositionConfig position;
+  std::vector<int32_t> order;  // [D]; empty: as they are
+};
+Rotation RotateFirst(int64_t head_dim, int64_t rotary, double base);
+// That order for the rows of `heads` heads that follow each other, `stride`
+// rows apart, the first at row `first`. Never empty.
+std::vector<int32_t> RowsOfHeads(const std::vector<int32_t>& order,
+                                 int64_t head_dim, int64_t heads,
+                                 int64_t stride, int64_t first);
+// `values` in that order.
+std::vector<float> Reordered(const std::vector<float>& values,
+                             const std::vector<int32_t>& order);
+
+// A norm that multiplies by the weight, or by one more than what is stored.
+absl::StatusOr<NormDefinition> ReadWeightedNorm(const std::string& name,
+                                                int64_t size, double eps,
+                                                float plus,
+                                                TensorReader& tensors);
+
+// {prefix}gate_proj, up_proj and down_proj.
+absl::StatusOr<std::shared_ptr<const LayerPart>> ReadHybridUnit(
+    const std::string& prefix, const HybridConfig& config,
+    const ModelDefinition& model, TensorReader& tensors);
+
+}  // namespace recurve
+
+#endif  // RECURVE_ENGINE_MODELS_HYBRID_READER_H_
