@@ -27,7 +27,8 @@ const float* CudaExecutor::vector(VectorId id) const {
 }
 
 CudaView::Pages CudaExecutor::pages(PagesId id) const {
-  return {reinterpret_cast<uint16_t*>(memory_.pages()) + plan_.pages[id.value],
+  return {memory_.pages() + plan_.pages[id.value] * static_cast<int64_t>(SizeOf(
+                                                        plan_.device.pages)),
           plan_.page_elements};
 }
 

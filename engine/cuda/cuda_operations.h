@@ -44,8 +44,8 @@ class CudaView {
 
   // A layer's part of page or slot i begins at data + i · stride.
   struct Pages {
-    uint16_t* data;
-    int64_t stride;
+    void* data;
+    int64_t stride;  // elements
   };
   struct States {
     float* data;

@@ -43,7 +43,7 @@ absl::Status CheckOtherKeys(const JsonObject& config,
 absl::StatusOr<GatedDeltaConfig> ReadGatedDeltaConfig(const JsonObject& config);
 
 // For each layer, whether it has full attention: `layer_types`, or every
-// full_attention_interval-th.
+// full_attention_interval-th, which is every fourth by default.
 absl::StatusOr<std::vector<bool>> ReadLayerTypes(const JsonObject& config,
                                                  int64_t num_layers);
 

@@ -14,78 +14,14 @@
 #include "engine/models/registry.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/engine/checkpoint_files.h"
+#include "tests/engine/family_files.h"
 #include "tests/testing/status_codes.h"
 
 namespace recurve {
 namespace {
 
 using nlohmann::json;
-
-struct StoredTensor {
-  std::string dtype;
-  std::vector<int64_t> shape;
-  std::string bytes;
-};
-
-// A golden checkpoint whose files a test changes.
-class FamiliesTest : public testing::Test {
- protected:
-  void Use(const std::string& set) {
-    const std::string source = RECURVE_SOURCE_DIR "/tests/golden/models/" + set;
-    std::ifstream config_file(source + "/config.json");
-    config = json::parse(config_file);
-    const auto file = SafetensorsFile::Open(source + "/model.safetensors");
-    ASSERT_TRUE(file.ok()) << file.status();
-    tensors.clear();
-    for (const auto& [name, view] : file->tensors()) {
-      ASSERT_EQ(view.dtype, DType::kFloat32);
-      tensors[name] = {"F32", view.shape,
-                       std::string(static_cast<const char*>(view.data),
-                                   view.num_elements() * sizeof(float))};
-    }
-  }
-
-  absl::Status Read(const FamilyOptions& options = {}) {
-    json header = json::object();
-    std::string payload;
-    for (const auto& [name, tensor] : tensors) {
-      header[name] = {{"dtype", tensor.dtype},
-                      {"shape", tensor.shape},
-                      {"data_offsets",
-                       {payload.size(), payload.size() + tensor.bytes.size()}}};
-      payload += tensor.bytes;
-    }
-    folder_.Write("config.json", config.dump());
-    folder_.Write("model.safetensors",
-                  SafetensorsBytes(header.dump(), payload));
-    const auto checkpoint = Checkpoint::Open(folder_.path());
-    if (!checkpoint.ok()) return checkpoint.status();
-    const auto model = ReadModel(*checkpoint, options);
-    if (model.ok()) {
-      family_ = model->family;
-      variant_ = model->variant;
-      remarks_ = model->remarks;
-    }
-    return model.status();
-  }
-
-  // Reads with one key of the config changed.
-  absl::Status ReadWith(const std::string& key, const json& value) {
-    const json before = config;
-    config[key] = value;
-    const absl::Status status = Read();
-    config = before;
-    return status;
-  }
-
-  json config;
-  std::map<std::string, StoredTensor> tensors;
-  std::string family_;
-  std::string variant_;
-  std::vector<std::string> remarks_;
-  TempFolder folder_;
-};
+using FamiliesTest = FamilyFiles;
 
 TEST_F(FamiliesTest, AreRecognised) {
   Use("t6");

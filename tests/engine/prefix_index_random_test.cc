@@ -17,7 +17,7 @@ constexpr int64_t kPlace = PrefixIndex::kPlaceTokens;
 constexpr int64_t kNoLimit = 1'000'000;
 
 // The value of a payload; 0: null.
-int Value(const PrefixIndex::Payload& payload) {
+int ValueOf(const PrefixIndex::Payload& payload) {
   return payload == nullptr ? 0 : *static_cast<const int*>(payload.get());
 }
 
@@ -95,7 +95,7 @@ class NaiveIndex {
     ASSERT_NE(place, nullptr);
     EXPECT_EQ(place->domain, domain);
     EXPECT_EQ(Gives(*place, tokens, max_length, covering), length);
-    EXPECT_EQ(Value(match.payload), place->value);
+    EXPECT_EQ(ValueOf(match.payload), place->value);
     place->used = ++clock_;
   }
   // The value of the snapshot; 0: none.
@@ -235,7 +235,7 @@ class RandomOperations {
       naive_.Note(domain, tokens);
     } else if (operation < 84) {
       const auto payload = index_.EvictOldest();
-      EXPECT_EQ(payload.has_value() ? Value(*payload) : 0, naive_.Evict());
+      EXPECT_EQ(payload.has_value() ? ValueOf(*payload) : 0, naive_.Evict());
     } else if (operation < 91) {
       const bool pinned = random_.Chance(0.4);
       const uint64_t id = Id();

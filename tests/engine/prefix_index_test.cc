@@ -27,7 +27,7 @@ Tokens T(const std::string& letters, TokenKind kind = TokenKind::kPrompt) {
 PrefixIndex::Payload P(int value) { return std::make_shared<const int>(value); }
 
 // The value of a payload; 0: null.
-int Value(const PrefixIndex::Payload& payload) {
+int ValueOf(const PrefixIndex::Payload& payload) {
   return payload == nullptr ? 0 : *static_cast<const int*>(payload.get());
 }
 
@@ -35,7 +35,7 @@ int Value(const PrefixIndex::Payload& payload) {
 std::string Text(const PrefixMatch& match) {
   EXPECT_EQ(match.id == 0, match.payload == nullptr);
   EXPECT_EQ(match.length == 0, match.payload == nullptr);
-  return std::to_string(Value(match.payload)) + "@" +
+  return std::to_string(ValueOf(match.payload)) + "@" +
          std::to_string(match.length) + " of " + std::to_string(match.common) +
          (match.evicted ? "!" : "");
 }
@@ -65,7 +65,7 @@ class PrefixIndexTest : public testing::Test {
     const auto payload = index_.EvictOldest();
     Check();
     EXPECT_TRUE(!payload.has_value() || *payload != nullptr);
-    return payload.has_value() ? Value(*payload) : 0;
+    return payload.has_value() ? ValueOf(*payload) : 0;
   }
   void Check() { EXPECT_EQ(index_.CheckInvariants(), absl::OkStatus()); }
 

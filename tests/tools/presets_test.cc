@@ -26,7 +26,9 @@ TEST(PresetsTest, AreThese) {
   std::vector<std::string> names;
   for (const Preset& preset : Presets()) names.push_back(preset.name);
   EXPECT_THAT(names, ElementsAre("t6-medium", "t6-large", "t6-xl", "hybrid-1b",
-                                 "linear-1b"));
+                                 "linear-1b", "qwen3.5-0.8b", "qwen3.5-4b",
+                                 "qwen3.5-9b", "qwen3.5-27b", "olmo-hybrid-7b",
+                                 "minicpm-sala"));
 }
 
 // The sizes that the authors of T6 published, by hand.
@@ -62,11 +64,12 @@ TEST(PresetsTest, T6XlIsTheAuthorsModel) {
 
 TEST(PresetsTest, SizesAreWhatTheNamesSay) {
   const std::map<std::string, std::pair<int64_t, int64_t>> millions = {
-      {"t6-medium", {340, 370}},
-      {"t6-large", {760, 790}},
-      {"t6-xl", {1500, 1600}},
-      {"hybrid-1b", {950, 1100}},
-      {"linear-1b", {950, 1100}}};
+      {"t6-medium", {340, 370}},       {"t6-large", {760, 790}},
+      {"t6-xl", {1500, 1600}},         {"hybrid-1b", {950, 1100}},
+      {"linear-1b", {950, 1100}},      {"qwen3.5-0.8b", {700, 800}},
+      {"qwen3.5-4b", {4100, 4300}},    {"qwen3.5-9b", {8900, 9100}},
+      {"qwen3.5-27b", {26500, 27500}}, {"olmo-hybrid-7b", {7000, 7600}},
+      {"minicpm-sala", {9300, 9600}}};
   for (const Preset& preset : Presets()) {
     const auto plan = PlanPreset(preset.name, {});
     ASSERT_TRUE(plan.ok()) << plan.status();

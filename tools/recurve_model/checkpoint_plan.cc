@@ -3,44 +3,10 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
+#include "tools/recurve_model/planner.h"
 
 namespace recurve {
 namespace {
-
-// Standard deviation of the logits; below about 1, sampling is close to
-// uniform.
-constexpr double kLogitDeviation = 3;
-
-class Planner {
- public:
-  // y = W x with W [rows, cols]: y is `gain` times as large as x.
-  void Matrix(const std::string& name, int64_t rows, int64_t cols,
-              double gain = 1) {
-    tensors_.push_back({name + ".weight",
-                        {rows, cols},
-                        0,
-                        gain / std::sqrt(static_cast<double>(cols))});
-  }
-  // Near 1, but not 1, so that a weight that is not applied is detected.
-  void Norm(const std::string& name, int64_t size) {
-    tensors_.push_back({name + ".weight", {size}, 1, 0.1});
-  }
-  void Table(const std::string& name, int64_t rows, int64_t cols,
-             double deviation) {
-    tensors_.push_back({name + ".weight", {rows, cols}, 0, deviation});
-  }
-
-  std::vector<PlannedTensor> Take() { return std::move(tensors_); }
-
- private:
-  std::vector<PlannedTensor> tensors_;
-};
-
-// Each layer adds to the residual stream twice; all additions together have a
-// magnitude of about 1.
-double ResidualGain(int64_t layers) {
-  return 1 / std::sqrt(2 * static_cast<double>(layers));
-}
 
 // A mean over `rank` products is smaller by a factor of sqrt(rank).
 double FactorGain(int64_t rank) { return std::sqrt(static_cast<double>(rank)); }

@@ -33,12 +33,12 @@ struct RandomFlags {
 };
 
 absl::Status List() {
-  absl::PrintF("%-12s %12s  %-10s %s\n", "preset", "parameters", "bfloat16",
+  absl::PrintF("%-14s %12s  %-10s %s\n", "preset", "parameters", "bfloat16",
                "what");
   for (const Preset& preset : Presets()) {
     RECURVE_ASSIGN_OR_RETURN(const CheckpointPlan plan,
                              PlanPreset(preset.name, {}));
-    absl::PrintF("%-12s %12d  %-10s %s\n", preset.name, plan.parameters(),
+    absl::PrintF("%-14s %12d  %-10s %s\n", preset.name, plan.parameters(),
                  HumanBytes(2 * plan.parameters()), preset.description);
   }
   return absl::OkStatus();

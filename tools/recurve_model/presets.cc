@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "tools/recurve_model/hybrid_plan.h"
 
 namespace recurve {
 namespace {
@@ -11,6 +12,15 @@ namespace {
 struct T6Preset {
   Preset preset;
   T6Sizes sizes;
+};
+struct DeltaPreset {
+  Preset preset;
+  CheckpointPlan (*plan)(const DeltaSizes& sizes);
+  DeltaSizes sizes;
+};
+struct SalaPreset {
+  Preset preset;
+  SalaSizes sizes;
 };
 struct RecurvePreset {
   Preset preset;
@@ -57,11 +67,41 @@ const RecurvePreset kRecurvePresets[] = {
       .max_positions = 1048576}},
 };
 
+// The sizes of published checkpoints.
+const DeltaPreset kDeltaPresets[] = {
+    {{"qwen3.5-0.8b", "Qwen3.5, 24 layers, 1024 wide"},
+     PlanQwen35,
+     {24, 1024, 3584, 8, 2, 256, 16, 16, 128, 128, 248320, true, 262144}},
+    {{"qwen3.5-4b", "Qwen3.5, 32 layers, 2560 wide"},
+     PlanQwen35,
+     {32, 2560, 9216, 16, 4, 256, 16, 32, 128, 128, 248320, true, 262144}},
+    {{"qwen3.5-9b", "Qwen3.5, 32 layers, 4096 wide"},
+     PlanQwen35,
+     {32, 4096, 12288, 16, 4, 256, 16, 32, 128, 128, 248320, false, 262144}},
+    {{"qwen3.5-27b", "Qwen3.5, 64 layers, 5120 wide"},
+     PlanQwen35,
+     {64, 5120, 17408, 24, 4, 256, 16, 48, 128, 128, 248320, false, 262144}},
+    {{"olmo-hybrid-7b", "OLMo Hybrid, 32 layers, 3840 wide"},
+     PlanOlmoHybrid,
+     {32, 3840, 11008, 30, 30, 128, 30, 30, 96, 192, 100352, false, 65536}},
+};
+const SalaPreset kSalaPresets[] = {
+    {{"minicpm-sala", "MiniCPM-SALA, 32 layers, 4096 wide"},
+     {32, 4096, 16384, 32, 2, 128, 73448, 524288}},
+};
+
 absl::Status CheckRange(absl::string_view flag, std::optional<int64_t> value,
                         int64_t max) {
   if (!value || (*value >= 1 && *value <= max)) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(flag, " is ", *value, "; expected 1 to ", max));
+}
+
+template <typename Sizes>
+Sizes Resized(Sizes sizes, const PresetOptions& options) {
+  sizes.layers = options.layers.value_or(sizes.layers);
+  sizes.max_positions = options.max_positions.value_or(sizes.max_positions);
+  return sizes;
 }
 
 }  // namespace
@@ -71,6 +111,8 @@ const std::vector<Preset>& Presets() {
     auto* all = new std::vector<Preset>;
     for (const T6Preset& row : kT6Presets) all->push_back(row.preset);
     for (const RecurvePreset& row : kRecurvePresets) all->push_back(row.preset);
+    for (const DeltaPreset& row : kDeltaPresets) all->push_back(row.preset);
+    for (const SalaPreset& row : kSalaPresets) all->push_back(row.preset);
     return all;
   }();
   return *presets;
@@ -82,18 +124,20 @@ absl::StatusOr<CheckpointPlan> PlanPreset(absl::string_view name,
   RECURVE_RETURN_IF_ERROR(
       CheckRange("--max-positions", options.max_positions, int64_t{1} << 31));
   for (const T6Preset& row : kT6Presets) {
-    if (name != row.preset.name) continue;
-    T6Sizes sizes = row.sizes;
-    sizes.layers = options.layers.value_or(sizes.layers);
-    sizes.max_positions = options.max_positions.value_or(sizes.max_positions);
-    return PlanT6(sizes);
+    if (name == row.preset.name) return PlanT6(Resized(row.sizes, options));
   }
   for (const RecurvePreset& row : kRecurvePresets) {
-    if (name != row.preset.name) continue;
-    RecurveSizes sizes = row.sizes;
-    sizes.layers = options.layers.value_or(sizes.layers);
-    sizes.max_positions = options.max_positions.value_or(sizes.max_positions);
-    return PlanRecurve(sizes);
+    if (name == row.preset.name) {
+      return PlanRecurve(Resized(row.sizes, options));
+    }
+  }
+  for (const DeltaPreset& row : kDeltaPresets) {
+    if (name == row.preset.name) return row.plan(Resized(row.sizes, options));
+  }
+  for (const SalaPreset& row : kSalaPresets) {
+    if (name == row.preset.name) {
+      return PlanMiniCpmSala(Resized(row.sizes, options));
+    }
   }
   std::string known;
   for (const Preset& preset : Presets())

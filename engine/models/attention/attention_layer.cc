@@ -6,6 +6,7 @@
 #include "engine/models/attention/attention_operation.h"
 #include "engine/models/describe_parts.h"
 #include "engine/models/norm_definition.h"
+#include "kernels/attention/decode/attention_plan.h"
 
 namespace recurve {
 
@@ -78,7 +79,16 @@ void AttentionLayer::Emit(ValueId in, ValueId residual,
 }
 
 absl::Status AttentionLayer::CheckGpu(absl::string_view where) const {
-  return NotOnGpu(where, "softmax attention; expected another mixer");
+  const AttentionShape& s = definition_.config.shape;
+  if (AttentionSupports(s)) return absl::OkStatus();
+  return NotOnGpu(
+      where,
+      absl::StrCat("attention with ", s.num_heads, " query heads, ",
+                   s.num_kv_heads, " key heads, ", s.head_dim, " and ",
+                   s.value_dim, " features; expected at most ",
+                   kAttentionMaxHeads, " query heads, ", kAttentionMaxGroup,
+                   " for each key head, and features in steps of ",
+                   kAttentionDimStep, " up to ", kAttentionMaxDim));
 }
 
 }  // namespace recurve

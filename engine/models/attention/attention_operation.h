@@ -2,6 +2,7 @@
 #define RECURVE_ENGINE_MODELS_ATTENTION_ATTENTION_OPERATION_H_
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "engine/program/sequence_operation.h"
@@ -35,6 +36,12 @@ class AttentionOperation : public SequenceOperation {
     return inputs;
   }
   Slice output() const override { return params_.out; }
+  // The kernels write every type; those for prompts the pages'.
+  std::optional<DType> RoundedOutput(bool /*decode*/,
+                                     DType pages) const override {
+    if (pages == DType::kFloat32) return std::nullopt;
+    return pages;
+  }
   bool gated() const { return params_.gate.value.value >= 0; }
   void Run(const CpuStep& step) const override;
 #ifdef RECURVE_HAVE_CUDA

@@ -554,8 +554,8 @@ absl::Status CudaTpa::Launch(const SequenceOperation& operation,
   const CudaView::Pages pages = view.pages(p.pages);
   Layer layer = {};
   layer.shape = shape_of_.at(&operation);
-  layer.cache = {element_, pages.data, pages.stride, step.page_table,
-                 step.page_stride};
+  layer.cache = {element_, static_cast<uint16_t*>(pages.data), pages.stride,
+                 step.page_table, step.page_stride};
   layer.a_q = view.View(p.a_q);
   layer.b_q = view.View(p.b_q);
   const Activations a_k = view.View(p.a_k);
