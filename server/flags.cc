@@ -14,7 +14,10 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/types/span.h"
 #include "base/byte_size.h"
+#include "engine/models/registry.h"
 #include "server/variables.h"
 
 namespace recurve {
@@ -155,11 +158,14 @@ struct Seconds {
 };
 
 void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
+  const std::vector<std::string> families = FamilyChoices();
   Add(app, "model", o.model.path, "Folder of the checkpoint")
       ->required()
       ->check(NotEmpty("a folder"));
   Add(app, "model-family", o.model.family.family,
-      "auto (by config.json and tensor names), recurve, t6 or xmixers");
+      absl::StrCat(
+          "auto (by config.json and tensor names), ",
+          absl::StrJoin(absl::MakeConstSpan(families).subspan(1), ", ")));
   Add(app, "model-variant", o.model.family.variant,
       "Variant of the family, as t6_variant of T6");
   Add(app, "tokenizer", o.model.tokenizer,
@@ -232,7 +238,8 @@ void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
   Add(app, "state-dtype", o.model.state_dtype,
       "Recurrent state: auto, float32");
   Add(app, "kv-dtype", o.model.kv_dtype,
-      "TPA factor cache: auto, float32; on the GPU auto, bfloat16, float16");
+      "Cache of keys and values or their factors: auto, float32; on the GPU "
+      "auto, bfloat16, float16, and float32 without TPA");
   AddSwitch(app, "exact", o.model.exact,
             "on: a request's tokens do not depend on other requests; "
             "there is no other mode");

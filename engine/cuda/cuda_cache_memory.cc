@@ -94,7 +94,7 @@ absl::Status CudaCacheMemory::FillAtRandom(DType dtype) {
     }
     return absl::OkStatus();
   };
-  RECURVE_RETURN_IF_ERROR(fill(pages_, true));
+  RECURVE_RETURN_IF_ERROR(fill(pages_, dtype != DType::kFloat32));
   RECURVE_RETURN_IF_ERROR(fill(slots_, false));
   return CudaStatus(cudaDeviceSynchronize(), "filling the cache");
 }

@@ -77,7 +77,7 @@ absl::StatusOr<Placement> Place(const ModelOptions& options) {
           : std::vector<std::string>{"auto", "float32", "bfloat16"};
   const std::vector<std::string> kv_dtypes =
       placement.device.gpu
-          ? std::vector<std::string>{"auto", "bfloat16", "float16"}
+          ? std::vector<std::string>{"auto", "bfloat16", "float16", "float32"}
           : std::vector<std::string>{"auto", "float32"};
   RECURVE_RETURN_IF_ERROR(CheckChoice("dtype", options.dtype, dtypes, where));
   RECURVE_RETURN_IF_ERROR(CheckChoice("state-dtype", options.state_dtype,
@@ -104,8 +104,12 @@ absl::Status PlaceModel(const ModelDefinition& model,
     RECURVE_ASSIGN_OR_RETURN(placement->device.pages,
                              ParseDType(options.kv_dtype));
   } else {
-    placement->device.pages =
-        GpuPagesFor(placement->device.weights, model.embedding.dtype);
+    placement->device.pages = GpuPagesFor(model, placement->device.weights);
+  }
+  if (placement->device.pages == DType::kFloat32 && !TakesFloatPages(model)) {
+    return absl::InvalidArgumentError(
+        "--kv-dtype is float32; the GPU keeps factors of tensor product "
+        "attention in bfloat16 or float16 (--device cpu in float32)");
   }
   return absl::OkStatus();
 }

@@ -1,5 +1,6 @@
 #include "engine/models/emit.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -81,6 +82,20 @@ absl::Status CheckGpu(const ModelDefinition& model) {
     RECURVE_RETURN_IF_ERROR(model.layers[i].feed_forward->CheckGpu(PlaceOf(i)));
   }
   return absl::OkStatus();
+}
+
+bool TakesFloatPages(const ModelDefinition& model) {
+  return std::all_of(model.layers.begin(), model.layers.end(),
+                     [](const LayerDefinition& layer) {
+                       return layer.mixer->TakesFloatPages();
+                     });
+}
+
+DType GpuPagesFor(const ModelDefinition& model,
+                  const std::optional<DType>& weights) {
+  const DType held = weights.value_or(model.embedding.dtype);
+  return held == DType::kFloat32 && !TakesFloatPages(model) ? DType::kFloat16
+                                                            : held;
 }
 
 }  // namespace recurve

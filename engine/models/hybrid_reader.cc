@@ -129,8 +129,9 @@ absl::StatusOr<std::vector<bool>> ReadLayerTypes(const JsonObject& config,
                                                  int64_t num_layers) {
   std::vector<bool> full(num_layers);
   if (!config.Has("layer_types")) {
-    RECURVE_ASSIGN_OR_RETURN(const int64_t interval,
-                             config.IntOr("full_attention_interval", 4, 1, 1024));
+    RECURVE_ASSIGN_OR_RETURN(
+        const int64_t interval,
+        config.IntOr("full_attention_interval", 4, 1, 1024));
     for (int64_t i = 0; i < num_layers; ++i) full[i] = (i + 1) % interval == 0;
     return full;
   }

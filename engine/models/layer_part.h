@@ -33,6 +33,8 @@ class LayerPart {
   // Whether the GPU supports it. InvalidArgument names `where`, as "layer 3",
   // the field, its value and the limit.
   virtual absl::Status CheckGpu(absl::string_view where) const = 0;
+  // Whether its pages, if it has any, may be float32 on the GPU, too.
+  virtual bool TakesFloatPages() const { return true; }
 };
 
 // The GPU lacks something; `what` says what is expected.

@@ -70,6 +70,12 @@ absl::StatusOr<const Family*> FindFamily(const Checkpoint& checkpoint,
 
 }  // namespace
 
+std::vector<std::string> FamilyChoices() {
+  std::vector<std::string> names = {"auto"};
+  for (const Family& family : kFamilies) names.emplace_back(family.name);
+  return names;
+}
+
 absl::StatusOr<ModelDefinition> ReadModel(const Checkpoint& checkpoint,
                                           const FamilyOptions& options) {
   RECURVE_ASSIGN_OR_RETURN(ModelDefinition model,

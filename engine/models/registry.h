@@ -2,6 +2,7 @@
 #define RECURVE_ENGINE_MODELS_REGISTRY_H_
 
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "engine/checkpoint/checkpoint.h"
@@ -14,6 +15,9 @@ struct FamilyOptions {
   std::string family = "auto";  // auto: by config.json and tensor names
   std::string variant;          // within the family; empty: by the files
 };
+
+// "auto" and the names of all families.
+std::vector<std::string> FamilyChoices();
 
 // Reads the definition of a checkpoint, by its family. The result's views live
 // as long as `checkpoint`.

@@ -24,13 +24,6 @@ struct Device {
   DType pages = DType::kFloat32;
 };
 
-// The type of a GPU's pages if none is asked for: that of the weights, of which
-// the embedding stands for those that are held as stored, or float16.
-inline DType GpuPagesFor(const std::optional<DType>& weights, DType embedding) {
-  return weights.value_or(embedding) == DType::kBFloat16 ? DType::kBFloat16
-                                                         : DType::kFloat16;
-}
-
 }  // namespace recurve
 
 #endif  // RECURVE_ENGINE_PROGRAM_DEVICE_H_

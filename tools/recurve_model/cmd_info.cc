@@ -32,13 +32,13 @@ struct InfoFlags {
 };
 
 // An H100 or H200 for "gpu".
-Device PlanDevice(const std::string& name, DType embedding) {
+Device PlanDevice(const std::string& name, const ModelDefinition& model) {
   Device device;
   device.gpu = name != "cpu";
   if (!device.gpu) return device;
   device.hopper = name == "gpu";
   device.multiprocessors = 132;
-  device.pages = GpuPagesFor(device.weights, embedding);
+  device.pages = GpuPagesFor(model, device.weights);
   return device;
 }
 
@@ -65,7 +65,7 @@ absl::Status Print(const InfoFlags& flags, int64_t memory) {
   absl::PrintF("%s", FactsText(facts));
   if (capacity) absl::PrintF("%s", CapacityText(facts, *capacity));
   if (!flags.plan.empty()) {
-    const Device device = PlanDevice(flags.plan, model.embedding.dtype);
+    const Device device = PlanDevice(flags.plan, model);
     if (device.gpu) RECURVE_RETURN_IF_ERROR(CheckGpu(model));
     const Program program = Emit(model);
     absl::PrintF("\n%s", PrintForms(program, Lower(program, device)));

@@ -6,6 +6,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 
 namespace recurve {
@@ -23,8 +24,8 @@ void AddModelFlags(CLI::App* command, FamilyOptions* family,
                    std::string* tokenizer) {
   command
       ->add_option("--model-family", family->family,
-                   "auto, recurve, t6 or xmixers")
-      ->check(CLI::IsMember({"auto", "recurve", "t6", "xmixers"}));
+                   absl::StrJoin(FamilyChoices(), ", "))
+      ->check(CLI::IsMember(FamilyChoices()));
   command->add_option("--model-variant", family->variant,
                       "Variant of the family, as t6_variant of T6");
   command

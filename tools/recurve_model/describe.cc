@@ -17,10 +17,11 @@ namespace recurve {
 namespace {
 
 // By the plan of a server with all types on auto.
-MemoryNeeds NeedsOf(const Program& program, bool gpu) {
+MemoryNeeds NeedsOf(const ModelDefinition& model, const Program& program,
+                    bool gpu) {
   Device device;
   device.gpu = gpu;
-  if (gpu) device.pages = DType::kBFloat16;  // float16 has the same size
+  if (gpu) device.pages = GpuPagesFor(model, device.weights);
   const Plan plan = Lower(program, device);
   MemoryNeeds needs;
   needs.weights = plan.weight_bytes;
@@ -105,8 +106,8 @@ CheckpointFacts Describe(const Checkpoint& checkpoint,
   facts.parameters = model.parameters;
   AddStored(checkpoint, &facts);
   const Program program = Emit(model);
-  facts.cpu = NeedsOf(program, /*gpu=*/false);
-  facts.gpu = NeedsOf(program, /*gpu=*/true);
+  facts.cpu = NeedsOf(model, program, /*gpu=*/false);
+  facts.gpu = NeedsOf(model, program, /*gpu=*/true);
   facts.tokenizer = model.tokenizer;
   facts.bos_token_id = model.bos_token_id;
   facts.eos_token_ids = model.eos_token_ids;

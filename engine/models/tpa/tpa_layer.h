@@ -46,6 +46,7 @@ class TpaLayer : public LayerPart {
   void Emit(ValueId in, ValueId residual,
             ProgramBuilder& program) const override;
   absl::Status CheckGpu(absl::string_view where) const override;
+  bool TakesFloatPages() const override { return false; }
 
  private:
   const TpaDefinition definition_;
