@@ -90,6 +90,18 @@ __device__ __forceinline__ float FastExp(float x) {
   return FastExp2(x * 1.442695041f);
 }
 
+// 1 / x to about 2⁻²³, relative, in one instruction; 0 for x too large for it.
+__device__ __forceinline__ float FastReciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// x / (1 + e^−x) to about 2⁻²² · max(1, |x|), relative.
+__device__ __forceinline__ float FastSilu(float x) {
+  return x * FastReciprocal(1.0f + FastExp(-x));
+}
+
 // Activate of activation.h. `activation` is the same for all threads. REQUIRES:
 // activation is pointwise (not kSoftmax).
 __device__ __forceinline__ float DeviceActivate(Activation activation,

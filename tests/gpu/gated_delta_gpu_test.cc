@@ -266,6 +266,13 @@ TEST_F(GatedDeltaGpuTest, StepsChangeNoBitWithTheBatch) {
   }
   EXPECT_TRUE(SameBits(both.Result().out[1], alone.Result().out[0]));
   EXPECT_TRUE(SameBits(both.Result().state[1], alone.Result().state[0]));
+  // Enough heads for wide blocks.
+  std::vector<const DeltaTokens*> sequences(33, &other);
+  sequences[20] = &tokens;
+  DeltaGpuBatch many(sequences);
+  many.Run(std::vector<int64_t>(33, 6));
+  EXPECT_TRUE(SameBits(many.Result().out[20], alone.Result().out[0]));
+  EXPECT_TRUE(SameBits(many.Result().state[20], alone.Result().state[0]));
 }
 
 TEST_F(GatedDeltaGpuTest, ChunksAtEveryLength) {
@@ -471,6 +478,10 @@ TEST_F(GatedDeltaGpuTest, FusedStepMatchesTheOperations) {
     ExpectFused(2, 2, 96, 192, type, Activation::kSilu, 3);
     ExpectFused(1, 1, 16, 32, type, Activation::kSilu, 4);
     ExpectFused(1, 4, 128, 128, type, Activation::kSilu, 4);
+    // Wide blocks, since narrow ones would be too large a cluster.
+    ExpectFused(1, 5, 128, 128, type, Activation::kSilu, 4);
+    ExpectFused(1, 4, 96, 192, type, Activation::kSilu, 3);
+    ExpectFused(1, 8, 40, 100, type, Activation::kSigmoid, 2);
   }
 }
 

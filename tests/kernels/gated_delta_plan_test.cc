@@ -25,12 +25,24 @@ TEST(GatedDeltaPlanTest, StepSizes) {
 
 TEST(GatedDeltaPlanTest, ClustersOfTheStep) {
   // Blocks that share a convolution: all columns of a key head's value heads.
-  EXPECT_EQ(DeltaStepCluster(16, 32, 128, true, true), 4);
-  EXPECT_EQ(DeltaStepCluster(16, 48, 128, true, true), 6);
-  EXPECT_EQ(DeltaStepCluster(30, 30, 192, true, false), 3);
-  EXPECT_EQ(DeltaStepCluster(16, 32, 128, false, true), 2);
-  EXPECT_EQ(DeltaStepCluster(16, 32, 64, false, true), 1);
-  EXPECT_EQ(DeltaStepCluster(16, 32, 128, false, false), 1);
+  EXPECT_EQ(DeltaStepCluster(16, 32, 128, true, true), 2);
+  EXPECT_EQ(DeltaStepCluster(16, 48, 128, true, true), 3);
+  EXPECT_EQ(DeltaStepCluster(30, 30, 192, true, false), 2);
+  EXPECT_EQ(DeltaStepCluster(16, 32, 256, false, true), 2);
+  EXPECT_EQ(DeltaStepCluster(16, 32, 128, false, true), 1);
+  EXPECT_EQ(DeltaStepCluster(16, 32, 256, false, false), 1);
+  EXPECT_EQ(DeltaStepCluster(16, 32, 128, true, true, 64), 4);
+  EXPECT_EQ(DeltaStepCluster(30, 30, 192, true, false, 64), 3);
+}
+
+TEST(GatedDeltaPlanTest, ColumnsOfTheStep) {
+  EXPECT_EQ(DeltaStepColumns(16, 32, 128, 1, true, true), 64);
+  EXPECT_EQ(DeltaStepColumns(16, 32, 128, 4, false, false), 64);
+  EXPECT_EQ(DeltaStepColumns(16, 32, 128, 5, true, true), 128);
+  EXPECT_EQ(DeltaStepColumns(16, 32, 64, 100, true, true), 64);
+  // Narrow blocks would be too large a cluster.
+  EXPECT_EQ(DeltaStepColumns(1, 8, 128, 1, true, true), 128);
+  EXPECT_EQ(DeltaStepColumns(1, 8, 128, 1, false, true), 64);
 }
 
 TEST(GatedDeltaPlanTest, PromptSizes) {

@@ -1,8 +1,8 @@
-// Gated delta rule for generated tokens: one block 64 columns of one value
-// head's state, in registers: 8 classes of rows, 16 bytes of each row a thread.
-// One pass gives Sᵀk and Sᵀq, from which both d and o follow; one updates.
-// Convolution, unit norms, gates and the gated norm on the way: blocks of a
-// cluster share last inputs and the sum of squares.
+// Gated delta rule for generated tokens: one block one value head's state, or
+// 64 or 128 columns of it, in shared memory. One pass gives Sᵀk and Sᵀq, from
+// which both d and o follow; one updates. Convolution, unit norms, gates and
+// the gated norm on the way: blocks of a cluster share last inputs and, if a
+// head has several, the sum of squares.
 // Shapes: q, k [T, Hk, D], v, z, out [T, Hv, E] of e bytes; states [slots, Hv,
 // D, E] float32, last inputs [slots, W − 1, C] of e bytes.
 // Floor: 8 · sequences · Hv · D · E bytes of states, read and written once, and
@@ -13,25 +13,29 @@
 #include "kernels/common/cluster.cuh"
 #include "kernels/common/dependent_launch.cuh"
 #include "kernels/common/device_math.cuh"
+#include "kernels/common/hopper_kernel.h"
 #include "kernels/linear_attn/gated_delta/gated_delta_step_cuda.h"
 #include "kernels/short_conv/short_conv.h"
 
 namespace recurve {
 namespace {
 
-constexpr int kColumns = kDeltaStepColumns;
-constexpr int kThreads = 128;
-constexpr int kRun = kColumns / 16;                     // columns of a thread
-constexpr int kClasses = kThreads / (kColumns / kRun);  // of rows
-constexpr int kTiles = kDeltaStepMaxDim / kColumns;
-constexpr int kInputs = 2 * kDeltaStepMaxDim + kColumns;
+constexpr int kClasses = 8;  // of rows: r % 8
+constexpr int kPieces = 4;   // copies of a whole head's state
+constexpr int kLast = kShortConvMaxWidth - 1;
+constexpr int kSquares = kDeltaStepMaxDim / 64;  // of each 64 columns
 
 struct Shape {
   int dim, width;  // D, E
   int ratio;       // value heads of a key head
   int tiles;       // blocks of a head
   int cluster;     // blocks of a cluster
+  int pitch;       // floats of a row in shared memory
+  int piece;       // rows of a copy, a multiple of kClasses
 };
+
+// A head in one block is one piece of memory, which bulk copies bring.
+__device__ __forceinline__ bool IsWhole(const Shape& s) { return s.tiles == 1; }
 
 // Factors that make q and k of unit length, and the product of what they are.
 struct Units {
@@ -40,105 +44,70 @@ struct Units {
 };
 
 struct Shared {
-  float4 row[kDeltaStepMaxDim];  // q, k and decay of each row
-  float value[kColumns];
-  float z[kColumns];
-  float beta;
+  uint64_t arrived[kPieces];
   Units units;
-  float delta[kColumns];
-  float partial[kClasses][2][kColumns];           // of Sᵀk and Sᵀq
-  float window[kShortConvMaxWidth - 1][kInputs];  // last inputs, oldest first
-  float warp_squares[2];
-  float squares[2][kTiles];  // by the token's parity, of each tile
+  float beta;
+  float warp_squares[kDeltaStepColumns / 32];
+  float squares[2][kSquares];  // by the token's parity
 };
 
-// The block's inputs: D of q, D of k and its columns of v, by number.
-template <typename T>
-class Inputs {
- public:
-  __device__ Inputs(const GatedDeltaStepParams& params, const Shape& s,
-                    int head, int tile)
-      : p_(params),
-        dim_(s.dim),
-        key_(head / s.ratio * s.dim),
-        value_(head * s.width + tile * kColumns),
-        count_(2 * s.dim + min(kColumns, s.width - tile * kColumns)) {}
+// Dynamic: rows of the state, then q, k and decay of each row, then sums.
+RECURVE_HOST_DEVICE constexpr int StateBytes(const Shape& s) {
+  return (4 * s.dim * s.pitch + 15) / 16 * 16;
+}
+constexpr int SharedBytes(const Shape& s, int columns) {
+  return StateBytes(s) + 16 * s.dim + kClasses * 2 * 4 * columns;
+}
 
-  __device__ int count() const { return count_; }
-  // The channel of the convolution.
-  __device__ int Channel(int i) const {
-    const int keys = static_cast<int>(p_.of.key_heads) * dim_;
-    return i < dim_       ? key_ + i
-           : i < 2 * dim_ ? keys + key_ + i - dim_
-                          : 2 * keys + value_ + i - 2 * dim_;
+// A thread's inputs, one a token each: channels of q and k, then a column of v
+// for the first threads.
+template <int kColumns>
+struct Channels {
+  static constexpr int kThreads = 2 * kColumns;
+  static constexpr int kKeys = 2 * kDeltaStepMaxDim / kThreads;
+  static constexpr int kCount = kKeys + 1;
+
+  __device__ Channels(const GatedDeltaStepParams& params, const Shape& s,
+                      int head, int tile)
+      : p(params),
+        dim(s.dim),
+        key(head / s.ratio * s.dim),
+        value(head * s.width + tile * kColumns + static_cast<int>(threadIdx.x)),
+        has_value(threadIdx.x < kColumns &&
+                  tile * kColumns + static_cast<int>(threadIdx.x) < s.width) {}
+
+  // Of q and k together, D of each; j < kKeys.
+  __device__ int Index(int j) const {
+    return j * kThreads + static_cast<int>(threadIdx.x);
   }
-  __device__ float Load(int64_t row, int i) const {
-    const void* x = i < dim_ ? p_.of.q : i < 2 * dim_ ? p_.of.k : p_.of.v;
-    const int at = i < dim_       ? key_ + i
-                   : i < 2 * dim_ ? key_ + i - dim_
-                                  : value_ + i - 2 * dim_;
-    return ToFloat(static_cast<const T*>(x)[row * p_.of.stride + at]);
+  __device__ bool Has(int j) const {
+    return j == kKeys ? has_value : Index(j) < 2 * dim;
+  }
+  // Of the convolution.
+  __device__ int Channel(int j) const {
+    const int keys = static_cast<int>(p.of.key_heads) * dim;
+    if (j == kKeys) return 2 * keys + value;
+    const int i = Index(j);
+    return i < dim ? key + i : keys + key + i - dim;
+  }
+  template <typename T>
+  __device__ float Load(int64_t row, int j) const {
+    const int i = Index(j);
+    const void* const x = j == kKeys ? p.of.v : i < dim ? p.of.q : p.of.k;
+    const int at = j == kKeys ? value : i < dim ? key + i : key + i - dim;
+    return ToFloat(static_cast<const T*>(x)[row * p.of.stride + at]);
   }
 
- private:
-  const GatedDeltaStepParams& p_;
-  const int dim_, key_, value_, count_;
+  const GatedDeltaStepParams& p;
+  const int dim, key, value;
+  const bool has_value;
 };
-
-// One input's convolution; its window moves on.
-__device__ __forceinline__ float Convolve(const GatedDeltaStepParams& p,
-                                          int channel, int i, float x,
-                                          Shared& sh) {
-  const int width = static_cast<int>(p.conv_width);
-  const float* weight = p.conv_weight + int64_t{channel} * width;
-  float sum = p.conv_bias == nullptr ? 0.0f : p.conv_bias[channel];
-#pragma unroll
-  for (int j = 0; j < kShortConvMaxWidth - 1; ++j) {
-    if (j + 1 >= width) break;
-    sum = fmaf(weight[j], sh.window[j][i], sum);
-    sh.window[j][i] = j + 2 < width ? sh.window[j + 1][i] : x;
-  }
-  sum = fmaf(weight[width - 1], x, sum);
-  return sum * DeviceSigmoid(sum);
-}
-
-template <typename T>
-__device__ void LoadWindow(const GatedDeltaStepParams& p,
-                           const Inputs<T>& inputs, const T* slot, Shared& sh) {
-  const int64_t channels =
-      2 * p.of.key_heads * p.of.head_dim + p.of.value_heads * p.of.value_dim;
-  for (int i = threadIdx.x; i < inputs.count(); i += kThreads) {
-    const T* x = slot + inputs.Channel(i);
-#pragma unroll
-    for (int j = 0; j < kShortConvMaxWidth - 1; ++j) {
-      if (j + 1 < p.conv_width) sh.window[j][i] = ToFloat(x[j * channels]);
-    }
-  }
-}
-
-// The inputs from `first` on.
-template <typename T>
-__device__ void StoreWindow(const GatedDeltaStepParams& p,
-                            const Inputs<T>& inputs, int first,
-                            const Shared& sh, T* slot) {
-  const int64_t channels =
-      2 * p.of.key_heads * p.of.head_dim + p.of.value_heads * p.of.value_dim;
-  for (int i = threadIdx.x; i < inputs.count(); i += kThreads) {
-    T* x = slot + inputs.Channel(i);
-#pragma unroll
-    for (int j = 0; j < kShortConvMaxWidth - 1; ++j) {
-      if (i >= first && j + 1 < p.conv_width) {
-        x[j * channels] = FromFloat<T>(sh.window[j][i]);
-      }
-    }
-  }
-}
 
 __device__ __forceinline__ Units FindUnits(const GatedDeltaParams& p, int dim,
-                                           const Shared& sh) {
+                                           const float4* rows) {
   float qq = 0.0f, kk = 0.0f, qk = 0.0f;
   for (int i = threadIdx.x % 32; i < dim; i += 32) {
-    const float4 row = sh.row[i];
+    const float4 row = rows[i];
     qq = fmaf(row.x, row.x, qq);
     kk = fmaf(row.y, row.y, kk);
     qk = fmaf(row.x, row.y, qk);
@@ -150,84 +119,50 @@ __device__ __forceinline__ Units FindUnits(const GatedDeltaParams& p, int dim,
   return units;
 }
 
-// q, k, decay and v of a token, each thread those inputs whose windows it has.
-// A call, since the state is in registers after the first token.
-template <typename T>
-__device__ __noinline__ void LoadToken(const GatedDeltaStepParams& params,
-                                       const Shape& s, int head, int tile,
-                                       int row, Shared& sh) {
-  const Inputs<T> inputs(params, s, head, tile);
-  const GatedDeltaParams& p = params.of;
-  const T* a = static_cast<const T*>(p.a) + int64_t{row} * p.a_stride;
-  const float speed = DeltaSpeed(p.gate, head);
-  float decay = 0.0f;
-  if (!p.gate.by_channel) {
-    decay = expf(DeltaLogDecay(p.gate, speed, head, ToFloat(a[head])));
-  }
-  for (int i = threadIdx.x; i < inputs.count(); i += kThreads) {
-    float x = inputs.Load(row, i);
-    if (params.conv_weight != nullptr) {
-      x = Convolve(params, inputs.Channel(i), i, x, sh);
-    }
-    if (i < s.dim) {
-      sh.row[i].x = x;
-      const int at = head * s.dim + i;
-      sh.row[i].z = p.gate.by_channel
-                        ? expf(DeltaLogDecay(p.gate, speed, at, ToFloat(a[at])))
-                        : decay;
-    } else if (i < 2 * s.dim) {
-      sh.row[i - s.dim].y = x;
-    } else {
-      sh.value[i - 2 * s.dim] = x;
-    }
-  }
-  const int column = tile * kColumns + threadIdx.x;
-  if (params.norm_weight != nullptr && threadIdx.x < kColumns &&
-      column < s.width) {
-    const T* z = static_cast<const T*>(params.z) + row * params.z_stride;
-    sh.z[threadIdx.x] = ToFloat(z[head * s.width + column]);
-  }
-  const T* b = static_cast<const T*>(p.b) + row * p.b_stride;
-  const float beta = DeltaBeta(p.gate, ToFloat(b[head]));
-  __syncthreads();
-  if (threadIdx.x / 32 == kThreads / 32 - 1) {
-    const Units units = FindUnits(p, s.dim, sh);
-    if (threadIdx.x % 32 == 0) {
-      sh.units = units;
-      sh.beta = beta;
-    }
-  }
-}
-
-constexpr int MinBlocks(int rows) { return rows <= 16 ? 5 : 2; }
-
-// Grid: (tiles of each value head, sequences). A thread has rows class + 8 i,
-// i < kRows, and kRun columns.
-template <int kRows, typename T>
-__global__ void __launch_bounds__(kThreads, MinBlocks(kRows))
+// Grid: (tiles of each value head, sequences). Thread: rows r of one class,
+// four columns.
+template <int kColumns, typename T>
+__global__ void __launch_bounds__(2 * kColumns, kColumns == 128 ? 3 : 5)
     delta_step_kernel(const __grid_constant__ GatedDeltaStepParams params,
                       const __grid_constant__ Shape s, bool early) {
   LaunchDependents();
+  using Inputs = Channels<kColumns>;
+  constexpr int kThreads = 2 * kColumns;
+  constexpr int kCount = Inputs::kCount;
   const GatedDeltaParams& p = params.of;
-  __shared__ Shared sh;
+  extern __shared__ __align__(128) char delta_memory[];
+  __shared__ __align__(8) Shared sh;
+  float* const cells = reinterpret_cast<float*>(delta_memory);
+  float4* const rows = reinterpret_cast<float4*>(delta_memory + StateBytes(s));
+  // Of Sᵀk and Sᵀq by class; then the first ones are k's share of the update.
+  float(*const partial)[2][kColumns] =
+      reinterpret_cast<float(*)[2][kColumns]>(rows + s.dim);
+  float* const deltas = partial[0][0];
   const int tid = threadIdx.x;
   const int head = blockIdx.x / s.tiles;
   const int tile = blockIdx.x % s.tiles;
   const int sequence = blockIdx.y;
-  const int own = tid % (kColumns / kRun) * kRun;
-  const int row_class = tid / (kColumns / kRun);
+  const int own = tid % (kColumns / 4) * 4;
+  const int row_class = tid / (kColumns / 4);
   const bool exists = tile * kColumns + own < s.width;
-  // A column each, for the threads that finish outputs.
-  const int column = tile * kColumns + tid;
-  const bool writes = tid < kColumns && column < s.width;
-  const int64_t at = int64_t{head} * s.width + column;
-  if (s.cluster > 1) cluster::Begun();
+  const bool convolves = params.conv_weight != nullptr;
+  const bool norms = params.norm_weight != nullptr;
+  const bool shares_norm = norms && s.tiles > 1;
+  if (tid == 0) {
+    for (int i = 0; i < kPieces; ++i)
+      BarrierInit(SharedAddress(&sh.arrived[i]), 1);
+    BarrierInitFence();
+  }
+  if (shares_norm) cluster::Begun();
   if (!early) WaitForPrevious();
   const int slot = LoadNow(p.slots + sequence);
   const int begin = LoadNow(p.query_start + sequence);
   const int end = LoadNow(p.query_start + sequence + 1);
+
+  const Inputs inputs(params, s, head, tile);
+  const bool writes = inputs.has_value;  // of this column
   const auto write = [&](int row, float y) {
-    const int64_t to = row * p.out_stride + at;
+    const int64_t to = row * p.out_stride + inputs.value;
     if (p.out_type == ElementType::kFloat32) {
       static_cast<float*>(p.out)[to] = y;
     } else {
@@ -239,80 +174,179 @@ __global__ void __launch_bounds__(kThreads, MinBlocks(kRows))
     for (int row = begin; row < end; ++row) {
       if (writes) write(row, 0.0f);
     }
-    if (s.cluster > 1) cluster::AwaitBegun();
+    if (shares_norm) cluster::AwaitBegun();
     return;
   }
+
   float* const state = p.states + int64_t{slot} * p.slot_stride +
-                       (int64_t{head} * s.dim + row_class) * s.width +
-                       tile * kColumns + own;
-  // The state comes to L2 while inputs are made; a row's 64 columns a thread.
-  for (int r = tid; r < s.dim; r += kThreads) {
-    PrefetchL2(state + int64_t{r - row_class} * s.width - own,
-               sizeof(float) * min(kColumns, s.width - tile * kColumns));
-  }
-  T* const last =
-      static_cast<T*>(params.conv_states) + slot * params.conv_slot_stride;
-  if (params.conv_weight != nullptr)
-    LoadWindow(params, Inputs<T>(params, s, head, tile), last, sh);
-  for (int i = s.dim + tid; i < kClasses * kRows; i += kThreads) {
-    sh.row[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-  }
-  if (tid < kColumns) sh.value[tid] = 0.0f;
-  const bool norms = params.norm_weight != nullptr;
-  if (early) WaitForPrevious();
-  __syncthreads();
-  LoadToken<T>(params, s, head, tile, begin, sh);
-  float4 cells[kRows];
-  const int64_t step = int64_t{kClasses} * s.width;
-  {
-    const float* from = state;
+                       int64_t{head} * s.dim * s.width;
+  if (IsWhole(s)) {
+    if (tid == 0) {
 #pragma unroll
-    for (int i = 0; i < kRows; ++i, from += step) {
-      cells[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      if (exists && row_class + kClasses * i < s.dim) {
-        cells[i] = __ldcg(reinterpret_cast<const float4*>(from));
+      for (int i = 0; i < kPieces; ++i) {
+        const int count = min(s.piece, s.dim - i * s.piece);
+        if (count <= 0) break;
+        const uint32_t arrived = SharedAddress(&sh.arrived[i]);
+        const uint32_t bytes = 4u * count * s.width;
+        BarrierExpect(arrived, bytes);
+        BulkCopy(SharedAddress(cells + i * s.piece * s.pitch),
+                 state + i * s.piece * s.width, bytes, arrived);
       }
+    }
+  } else if (exists) {
+    // Each thread the elements that it uses.
+    const float* from = state + row_class * s.width + tile * kColumns + own;
+    const uint32_t to = SharedAddress(cells + own);
+    for (int r = row_class; r < s.dim; r += kClasses) {
+      CopyAsync16(to + 4 * r * s.pitch, from);
+      from += kClasses * s.width;
     }
   }
 
-  // Before anything is sent to a block.
-  if (s.cluster > 1) cluster::AwaitBegun();
+  // What no kernel before this one writes, if `early`.
+  const int width = static_cast<int>(params.conv_width);
+  const int64_t channels = 2 * p.key_heads * s.dim + p.value_heads * s.width;
+  float window[kCount][kLast] = {};  // last inputs, oldest first
+  float weight[kCount][kLast + 1] = {};
+  float bias[kCount] = {};
+  T* const last =
+      static_cast<T*>(params.conv_states) + slot * params.conv_slot_stride;
+  if (convolves) {
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) {
+      if (!inputs.Has(j)) continue;
+      const int channel = inputs.Channel(j);
+#pragma unroll
+      for (int i = 0; i < kLast; ++i) {
+        if (i + 1 < width) window[j][i] = ToFloat(last[i * channels + channel]);
+      }
+#pragma unroll
+      for (int i = 0; i <= kLast; ++i) {
+        if (i < width) {
+          weight[j][i] = params.conv_weight[int64_t{channel} * width + i];
+        }
+      }
+      if (params.conv_bias != nullptr) bias[j] = params.conv_bias[channel];
+    }
+  }
+  const int column = tile * kColumns + tid;
+  const float norm_weight = norms && writes ? params.norm_weight[column] : 0.0f;
+  const float speed = DeltaSpeed(p.gate, head);
+  if (early) WaitForPrevious();
+
   for (int row = begin; row < end; ++row) {
-    if (row > begin) {
-      __syncthreads();  // the previous token's rows have been used
-      LoadToken<T>(params, s, head, tile, row, sh);
+    float x[kCount];
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) {
+      x[j] = inputs.Has(j) ? inputs.template Load<T>(row, j) : 0.0f;
+    }
+    const T* const a = static_cast<const T*>(p.a) + row * p.a_stride;
+    const float beta_input =
+        ToFloat((static_cast<const T*>(p.b) + row * p.b_stride)[head]);
+    float z = 0.0f;
+    if (norms && writes) {
+      z = ToFloat((static_cast<const T*>(params.z) +
+                   row * params.z_stride)[inputs.value]);
+    }
+    float decay[Inputs::kKeys];
+#pragma unroll
+    for (int j = 0; j < Inputs::kKeys; ++j) {
+      const int at = p.gate.by_channel ? head * s.dim + inputs.Index(j) : head;
+      decay[j] = inputs.Index(j) < s.dim
+                     ? expf(DeltaLogDecay(p.gate, speed, at, ToFloat(a[at])))
+                     : 0.0f;
+    }
+    if (convolves) {
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) {
+        float sum = bias[j];
+#pragma unroll
+        for (int i = 0; i < kLast; ++i) {
+          if (i + 1 < width) sum = fmaf(weight[j][i], window[j][i], sum);
+        }
+        const float newest = width == 2   ? weight[j][1]
+                             : width == 3 ? weight[j][2]
+                                          : weight[j][3];
+        sum = fmaf(newest, x[j], sum);
+#pragma unroll
+        for (int i = 0; i < kLast; ++i) {
+          window[j][i] = i + 2 < width && i + 1 < kLast ? window[j][i + 1]
+                         : i + 1 < width                ? x[j]
+                                                        : 0.0f;
+        }
+        x[j] = FastSilu(sum);
+      }
+    }
+    if (row > begin) __syncthreads();  // the previous token's have been used
+#pragma unroll
+    for (int j = 0; j < Inputs::kKeys; ++j) {
+      const int i = inputs.Index(j);
+      if (i < s.dim) {
+        rows[i].x = x[j];
+        rows[i].z = decay[j];
+      } else if (i < 2 * s.dim) {
+        rows[i - s.dim].y = x[j];
+      }
     }
     __syncthreads();
+    if (row == begin && convolves && s.cluster > 1 && !shares_norm) {
+      // Last inputs have been read, which one block will write.
+      __syncwarp();
+      cluster::Arrive();
+    }
+    if (tid / 32 == kThreads / 32 - 1) {
+      const Units units = FindUnits(p, s.dim, rows);
+      const float beta = DeltaBeta(p.gate, beta_input);
+      if (tid % 32 == 0) {
+        sh.units = units;
+        sh.beta = beta;
+      }
+    }
+    // Before anything is sent to a block.
+    if (row == begin && shares_norm) cluster::AwaitBegun();
+
     float4 keys = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     float4 queries = keys;
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      const float4 x = sh.row[row_class + kClasses * i];
-      const float q = x.x * x.z;
-      const float k = x.y * x.z;
-      keys.x = fmaf(k, cells[i].x, keys.x);
-      keys.y = fmaf(k, cells[i].y, keys.y);
-      keys.z = fmaf(k, cells[i].z, keys.z);
-      keys.w = fmaf(k, cells[i].w, keys.w);
-      queries.x = fmaf(q, cells[i].x, queries.x);
-      queries.y = fmaf(q, cells[i].y, queries.y);
-      queries.z = fmaf(q, cells[i].z, queries.z);
-      queries.w = fmaf(q, cells[i].w, queries.w);
+    if (row == begin && !IsWhole(s)) CopyAsyncWait();
+#pragma unroll 1
+    for (int i = 0; i < kPieces; ++i) {
+      const int stop = min(s.dim, (i + 1) * s.piece);
+      if (stop <= i * s.piece) break;
+      if (row == begin && IsWhole(s)) {
+        BarrierWait(SharedAddress(&sh.arrived[i]), 0);
+      }
+      if (!exists) continue;
+#pragma unroll 4
+      for (int r = i * s.piece + row_class; r < stop; r += kClasses) {
+        const float4 cell =
+            *reinterpret_cast<const float4*>(cells + r * s.pitch + own);
+        const float4 of = rows[r];
+        const float q = of.x * of.z;
+        const float k = of.y * of.z;
+        keys.x = fmaf(k, cell.x, keys.x);
+        keys.y = fmaf(k, cell.y, keys.y);
+        keys.z = fmaf(k, cell.z, keys.z);
+        keys.w = fmaf(k, cell.w, keys.w);
+        queries.x = fmaf(q, cell.x, queries.x);
+        queries.y = fmaf(q, cell.y, queries.y);
+        queries.z = fmaf(q, cell.z, queries.z);
+        queries.w = fmaf(q, cell.w, queries.w);
+      }
     }
-    *reinterpret_cast<float4*>(&sh.partial[row_class][0][own]) = keys;
-    *reinterpret_cast<float4*>(&sh.partial[row_class][1][own]) = queries;
+    *reinterpret_cast<float4*>(&partial[row_class][0][own]) = keys;
+    *reinterpret_cast<float4*>(&partial[row_class][1][own]) = queries;
     __syncthreads();
     float out = 0.0f;
     if (tid < kColumns) {
       float key = 0.0f;
 #pragma unroll
       for (int c = 0; c < kClasses; ++c) {
-        key += sh.partial[c][0][tid];
-        out += sh.partial[c][1][tid];
+        key += partial[c][0][tid];
+        out += partial[c][1][tid];
       }
-      const float delta = sh.beta * (sh.value[tid] - sh.units.k * key);
+      const float delta = sh.beta * (x[Inputs::kKeys] - sh.units.k * key);
       out = fmaf(sh.units.both, delta, sh.units.q * out);
-      sh.delta[tid] = sh.units.k * delta;
+      deltas[tid] = sh.units.k * delta;  // which no other thread has read
       if (norms) {
         const float squares = LaneSum(out * out);
         if (tid % 32 == 0) sh.warp_squares[tid / 32] = squares;
@@ -321,79 +355,109 @@ __global__ void __launch_bounds__(kThreads, MinBlocks(kRows))
       }
     }
     __syncthreads();
-    const int parity = static_cast<int>(row - begin) % 2;
-    if (norms && s.tiles > 1) {
-      if (tid < s.tiles) {
-        const uint32_t to = static_cast<uint32_t>(
-            __cvta_generic_to_shared(&sh.squares[parity][tile]));
-        const int rank = static_cast<int>(blockIdx.x) % s.cluster - tile + tid;
-        cluster::StoreOne(cluster::InBlock(to, rank),
-                          sh.warp_squares[0] + sh.warp_squares[1]);
+    const int parity = (row - begin) % 2;
+    if (shares_norm) {
+      // A float for each 64 columns, to each block.
+      constexpr int kOwn = kColumns / 64;
+      if (tid < kOwn * s.tiles) {
+        const int half = tid % kOwn;
+        const uint32_t to =
+            SharedAddress(&sh.squares[parity][tile * kOwn + half]);
+        const int rank =
+            static_cast<int>(blockIdx.x) % s.cluster - tile + tid / kOwn;
+        cluster::StoreOne(
+            cluster::InBlock(to, rank),
+            sh.warp_squares[2 * half] + sh.warp_squares[2 * half + 1]);
       }
       __syncwarp();
       cluster::Publish();
     }
-    const float4 delta = *reinterpret_cast<const float4*>(&sh.delta[own]);
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      const float4 x = sh.row[row_class + kClasses * i];
-      cells[i].x = fmaf(x.z, cells[i].x, x.y * delta.x);
-      cells[i].y = fmaf(x.z, cells[i].y, x.y * delta.y);
-      cells[i].z = fmaf(x.z, cells[i].z, x.y * delta.z);
-      cells[i].w = fmaf(x.z, cells[i].w, x.y * delta.w);
-    }
-    if (exists && row + 1 == end) {
-      // Made again here: the addresses would take half as many registers as
-      // the state.
-      float* to = state;
-      asm volatile("" : "+l"(to));
-#pragma unroll
-      for (int i = 0; i < kRows; ++i, to += step) {
-        if (row_class + kClasses * i < s.dim) {
-          *reinterpret_cast<float4*>(to) = cells[i];
+    if (exists) {
+      const float4 delta = *reinterpret_cast<const float4*>(deltas + own);
+      const auto update = [&](int r) {
+        float4 cell =
+            *reinterpret_cast<const float4*>(cells + r * s.pitch + own);
+        const float4 of = rows[r];
+        cell.x = fmaf(of.z, cell.x, of.y * delta.x);
+        cell.y = fmaf(of.z, cell.y, of.y * delta.y);
+        cell.z = fmaf(of.z, cell.z, of.y * delta.z);
+        cell.w = fmaf(of.z, cell.w, of.y * delta.w);
+        return cell;
+      };
+      if (row + 1 < end) {
+#pragma unroll 4
+        for (int r = row_class; r < s.dim; r += kClasses) {
+          *reinterpret_cast<float4*>(cells + r * s.pitch + own) = update(r);
+        }
+      } else {
+        float* to = state + row_class * s.width + tile * kColumns + own;
+#pragma unroll 4
+        for (int r = row_class; r < s.dim; r += kClasses) {
+          *reinterpret_cast<float4*>(to) = update(r);
+          to += kClasses * s.width;
         }
       }
     }
     if (!norms) continue;
-    float squares = sh.warp_squares[0] + sh.warp_squares[1];
-    if (s.tiles > 1) {
+    float squares = 0.0f;
+    if (shares_norm) {
       cluster::AwaitPublished();
-      squares = 0.0f;
-      for (int i = 0; i < s.tiles; ++i) squares += sh.squares[parity][i];
+      const int count = (s.width + 63) / 64;
+      for (int i = 0; i < count; ++i) squares += sh.squares[parity][i];
+    } else {
+#pragma unroll
+      for (int i = 0; i < kColumns / 64; ++i) {
+        squares += sh.warp_squares[2 * i] + sh.warp_squares[2 * i + 1];
+      }
     }
     if (writes) {
       const float scale =
           1.0f / sqrtf(squares / static_cast<float>(s.width) + params.norm_eps);
-      const float z = sh.z[tid];
       const float sigmoid = DeviceSigmoid(z);
       const float gate =
           params.activation == Activation::kSilu ? z * sigmoid : sigmoid;
-      write(row, out * scale * params.norm_weight[column] * gate);
+      write(row, out * scale * norm_weight * gate);
     }
   }
-  if (params.conv_weight == nullptr) return;
+  if (!convolves) return;
   // Last inputs of q and k are read by all of the cluster, written by one.
-  if (s.cluster > 1 && !(norms && s.tiles > 1)) cluster::Meet();
+  if (s.cluster > 1 && !shares_norm) {
+    __syncwarp();
+    cluster::Wait();
+  }
   const bool first = static_cast<int>(blockIdx.x) % s.cluster == 0;
-  __syncthreads();
-  StoreWindow(params, Inputs<T>(params, s, head, tile), first ? 0 : 2 * s.dim,
-              sh,
-              static_cast<T*>(params.conv_states) +
-                  int64_t{slot} * params.conv_slot_stride);
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) {
+    if (!inputs.Has(j) || (j < Inputs::kKeys && !first)) continue;
+#pragma unroll
+    for (int i = 0; i < kLast; ++i) {
+      if (i + 1 < width) {
+        last[i * channels + inputs.Channel(j)] = FromFloat<T>(window[j][i]);
+      }
+    }
+  }
+}
+
+template <int kColumns, typename T>
+cudaError_t Launch(const GatedDeltaStepParams& params, const Shape& s,
+                   bool early, cudaStream_t stream) {
+  const int bytes = SharedBytes(s, kColumns);
+  const auto kernel = delta_step_kernel<kColumns, T>;
+  const cudaError_t error = PrepareHopperKernel(kernel, bytes);
+  if (error != cudaSuccess) return error;
+  return LaunchDependentCluster(
+      kernel,
+      dim3(static_cast<unsigned>(params.of.value_heads * s.tiles),
+           static_cast<unsigned>(params.of.sequences)),
+      2 * kColumns, bytes, s.cluster, stream, params, s, early);
 }
 
 template <typename T>
-cudaError_t Launch(const GatedDeltaStepParams& params, const Shape& s,
-                   bool early, cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned>(params.of.value_heads * s.tiles),
-                  static_cast<unsigned>(params.of.sequences));
-  const auto launch = [&](auto kernel) {
-    return LaunchDependentCluster(kernel, grid, kThreads, 0, s.cluster, stream,
-                                  params, s, early);
-  };
-  if (s.dim <= 64) return launch(delta_step_kernel<8, T>);
-  if (s.dim <= 128) return launch(delta_step_kernel<16, T>);
-  return launch(delta_step_kernel<32, T>);
+cudaError_t LaunchTyped(const GatedDeltaStepParams& params, const Shape& s,
+                        int columns, bool early, cudaStream_t stream) {
+  return columns == kDeltaStepColumns
+             ? Launch<kDeltaStepColumns, T>(params, s, early, stream)
+             : Launch<kDeltaStepNarrowColumns, T>(params, s, early, stream);
 }
 
 bool Complete(const GatedDeltaStepParams& params) {
@@ -423,25 +487,25 @@ cudaError_t LaunchGatedDeltaStep(const GatedDeltaStepParams& params, bool early,
       p.sequences < 0 || p.sequences > 65535) {
     return cudaErrorInvalidValue;
   }
+  const bool convolves = params.conv_weight != nullptr;
+  const bool norms = params.norm_weight != nullptr;
+  const int columns = DeltaStepColumns(p.key_heads, p.value_heads, p.value_dim,
+                                       p.sequences, convolves, norms);
   Shape s = {};
   s.dim = static_cast<int>(p.head_dim);
   s.width = static_cast<int>(p.value_dim);
   s.ratio = static_cast<int>(p.value_heads / p.key_heads);
-  s.tiles = DeltaStepTiles(p.value_dim);
+  s.tiles = DeltaStepTiles(p.value_dim, columns);
   s.cluster = DeltaStepCluster(p.key_heads, p.value_heads, p.value_dim,
-                               params.conv_weight != nullptr,
-                               params.norm_weight != nullptr);
+                               convolves, norms, columns);
+  s.pitch = s.tiles == 1 ? s.width : columns;
+  s.piece = (s.dim + kPieces * kClasses - 1) / (kPieces * kClasses) * kClasses;
   if (s.cluster > kDeltaStepMaxCluster) return cudaErrorInvalidValue;
   if (p.sequences == 0) return cudaSuccess;
   if (!Complete(params)) return cudaErrorInvalidValue;
-  int major = 0;
-  const cudaError_t error =
-      DeviceAttribute(cudaDevAttrComputeCapabilityMajor, &major);
-  if (error != cudaSuccess) return error;
-  if (major != 9) return cudaErrorNotSupported;
   return p.type == ElementType::kFloat32
-             ? Launch<float>(params, s, early, stream)
-             : Launch<__nv_bfloat16>(params, s, early, stream);
+             ? LaunchTyped<float>(params, s, columns, early, stream)
+             : LaunchTyped<__nv_bfloat16>(params, s, columns, early, stream);
 }
 
 }  // namespace recurve
