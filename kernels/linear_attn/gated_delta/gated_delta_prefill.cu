@@ -1,6 +1,6 @@
 // Gated delta rule over prompts: launches of its two halves, in rounds that fit
 // the workspace. The first half has a block for each chunk and value head
-// (gated_delta_prepare.cuh), the second one for each 32 columns of a row's
+// (gated_delta_prepare.cuh), the second one for each 64 columns of a row's
 // state (gated_delta_chunks.cuh).
 // Shapes: q, k [T, Hk, D], v, out [T, Hv, E] of e bytes, states [slots, Hv, D,
 // E] float32.
@@ -114,8 +114,8 @@ cudaError_t LaunchGatedDeltaPrefill(const GatedDeltaPrefillParams& params,
   round.p = params;
   round.chunks = plan.chunks;
   round.images = static_cast<char*>(params.workspace);
-  round.values = reinterpret_cast<float*>(
-      round.images + plan.total * p.value_heads * DeltaImageBytes(terms));
+  round.values =
+      round.images + plan.total * p.value_heads * DeltaImageBytes(terms);
   for (int64_t r = 0; r < plan.rounds; ++r) {
     round.first = r * plan.chunks;
     round.resumes = r > 0;

@@ -14,7 +14,7 @@ inline constexpr int kDeltaChunk = 64;
 inline constexpr int kDeltaPrefillDim = 128;  // D at most; tiles have as many
 inline constexpr int kDeltaPrefillMaxValue = 256;   // E at most
 inline constexpr int64_t kDeltaMostChunks = 65535;  // of a round, all rows
-inline constexpr int kDeltaColumns = 32;            // of the state, in a block
+inline constexpr int kDeltaColumns = 64;            // of the state, in a block
 
 // Sizes that prompts by chunks take: D and E multiples of 8.
 constexpr bool DeltaPrefillDoes(int64_t key_heads, int64_t value_heads,
@@ -29,7 +29,9 @@ constexpr bool DeltaPrefillDoes(int64_t key_heads, int64_t value_heads,
 // Factors of a chunk and value head, which one kernel makes and another one
 // multiplies with the state: an image of shared memory. Tiles of bfloat16, each
 // of `terms` terms that add up to the value: [64, 128] of −W, Q and K, [64, 64]
-// of scores; then 128 floats, the chunk's decay of each row of the state.
+// of scores, 0 above the diagonal; then 128 floats, the chunk's decay of each
+// row of the state. Piece p, 16 bytes, of row r of a tile is at 16 (64 p + r):
+// cores of eight rows, as the tensor cores read them.
 inline constexpr int kDeltaTileBytes = kDeltaChunk * kDeltaPrefillDim * 2;
 inline constexpr int kDeltaScoreBytes = kDeltaChunk * kDeltaChunk * 2;
 RECURVE_HOST_DEVICE constexpr int DeltaTileAt(int terms, int tile) {
@@ -45,13 +47,20 @@ RECURVE_HOST_DEVICE constexpr int DeltaImageBytes(int terms) {
 RECURVE_HOST_DEVICE constexpr int DeltaSplits(int64_t value_dim) {
   return static_cast<int>((value_dim + kDeltaColumns - 1) / kDeltaColumns);
 }
-// U of a chunk and value head: 64 rows of float32.
-RECURVE_HOST_DEVICE constexpr int64_t DeltaValueBytes(int64_t value_dim) {
-  return int64_t{4} * kDeltaChunk * kDeltaColumns * DeltaSplits(value_dim);
+// U of a chunk and value head, kDeltaColumns after the others: bfloat16, or
+// float32 with two terms. Rows 16 w to 16 w + 15 of 16 columns are in the order
+// of the accumulators of warp w that start from them, 16 bytes a thread.
+RECURVE_HOST_DEVICE constexpr int DeltaValueTileBytes(int terms) {
+  return 2 * terms * kDeltaChunk * kDeltaColumns;
+}
+RECURVE_HOST_DEVICE constexpr int64_t DeltaValueBytes(int64_t value_dim,
+                                                      int terms) {
+  return int64_t{DeltaSplits(value_dim)} * DeltaValueTileBytes(terms);
 }
 constexpr int64_t DeltaChunkBytes(int64_t value_heads, int64_t value_dim,
                                   int terms) {
-  return value_heads * (DeltaImageBytes(terms) + DeltaValueBytes(value_dim));
+  return value_heads *
+         (DeltaImageBytes(terms) + DeltaValueBytes(value_dim, terms));
 }
 
 // Chunks of `count` tokens from `position` on.

@@ -5,7 +5,7 @@
 // accumulators that are the left factors of later blocks.
 // Shapes: q, k [T, Hk, D], v [T, Hv, E]; out an image and U (the plan) a chunk.
 // Floor: 16 · T · Hk · D + 4 · T · Hv · E bytes read (rows in bfloat16, q and k
-// by each value head); some 90 KB written a chunk and head with one term.
+// by each value head); some 73 KB written a chunk and head with one term.
 #ifndef RECURVE_KERNELS_LINEAR_ATTN_GATED_DELTA_GATED_DELTA_PREPARE_CUH_
 #define RECURVE_KERNELS_LINEAR_ATTN_GATED_DELTA_GATED_DELTA_PREPARE_CUH_
 
@@ -25,7 +25,7 @@ constexpr float kLogUnit = 0x1p-20f;
 static_assert(kDeltaChunk * 31 < 2048, "the sum of a chunk fits 31 bits");
 
 struct PrepareShared {
-  double log[kDeltaChunk];    // γ, where it is one a head; then
+  float2 log[kDeltaChunk];    // γ, where it is one a head, in two terms; then
   float fade[kDeltaChunk];    // e^γ
   float to_end[kDeltaChunk];  // e^(γ_C − γ)
   float beta[kDeltaChunk];
@@ -89,7 +89,9 @@ class Prepare {
       const double logs[] = {sum - own + first, sum};
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        sh_.log[2 * tid + j] = logs[j];
+        const float high = static_cast<float>(logs[j]);
+        sh_.log[2 * tid + j] =
+            make_float2(high, static_cast<float>(logs[j] - high));
         sh_.fade[2 * tid + j] = expf(static_cast<float>(logs[j]));
         sh_.to_end[2 * tid + j] = expf(static_cast<float>(all - logs[j]));
       }
@@ -103,27 +105,36 @@ class Prepare {
     const int dim = static_cast<int>(p_.head_dim);
     const int key = head_ / static_cast<int>(p_.value_heads / p_.key_heads);
     const int at = key * dim + 4 * lane;
-#pragma unroll
-    for (int which = 0; which < 2; ++which) {
-      const T* const from = static_cast<const T*>(which == 0 ? p_.q : p_.k);
-      float x[8][4] = {};
+    const auto load = [&](const void* from, Pack<T, 4>(&x)[8]) {
 #pragma unroll
       for (int r = 0; r < 8; ++r) {
         const int i = 8 * warp + r;
+        x[r] = {};
         if (i < place_.count && 4 * lane < dim) {
-          Unpack(LoadPack<T, 4>(from + Row(i) * p_.stride + at), x[r]);
+          x[r] = LoadPack<T, 4>(static_cast<const T*>(from) +
+                                Row(i) * p_.stride + at);
         }
       }
+    };
+    constexpr bool kBoth = sizeof(T) == 2;  // at once, as registers allow
+    Pack<T, 4> packs[kBoth ? 2 : 1][8];
+    load(p_.q, packs[0]);
+    if constexpr (kBoth) load(p_.k, packs[1]);
+#pragma unroll
+    for (int which = 0; which < 2; ++which) {
+      if (!kBoth && which == 1) load(p_.k, packs[0]);
 #pragma unroll
       for (int r = 0; r < 8; ++r) {
+        float x[4];
+        Unpack(packs[kBoth ? which : 0][r], x);
         float squares = 0.0f;
 #pragma unroll
-        for (int j = 0; j < 4; ++j) squares = fmaf(x[r][j], x[r][j], squares);
+        for (int j = 0; j < 4; ++j) squares = fmaf(x[j], x[j], squares);
         const float factor = (which == 0 ? p_.scale : 1.0f) /
                              sqrtf(LaneSum(squares) + p_.unit_eps);
 #pragma unroll
-        for (int j = 0; j < 4; ++j) x[r][j] *= factor;
-        StoreFour(1 + which, 8 * warp + r, x[r]);
+        for (int j = 0; j < 4; ++j) x[j] *= factor;
+        StoreFour(1 + which, 8 * warp + r, x);
       }
     }
   }
@@ -164,19 +175,19 @@ class Prepare {
       const int i = 16 * m + lane / 4 + 8 * half;
 #pragma unroll
       for (int n = 0; n < 8; ++n) {
-        if (n > 2 * m + 1) break;
+        if (keys && n > 2 * m + 1) break;
         const int j = 8 * n + lane % 4 * 2;
-        float x[2];
+        float x[2] = {};
+        if (n <= 2 * m + 1) {
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const bool seen = keys ? j + e < i : j + e <= i;
-          const float fade =
-              kChannel ? 1.0f
-                       : expf(static_cast<float>(sh_.log[i] - sh_.log[j + e]));
-          x[e] = seen ? c[n][2 * half + e] * fade : 0.0f;
-          if (!keys) continue;
-          x[e] *= -sh_.beta[i];
-          if (n >= 2 * m) sh_.diagonal[m][i % 16][(j + e) % 16] = -x[e];
+          for (int e = 0; e < 2; ++e) {
+            const bool seen = keys ? j + e < i : j + e <= i;
+            const float fade = kChannel ? 1.0f : FadeBetween(i, j + e);
+            x[e] = seen ? c[n][2 * half + e] * fade : 0.0f;
+            if (!keys) continue;
+            x[e] *= -sh_.beta[i];
+            if (n >= 2 * m) sh_.diagonal[m][i % 16][(j + e) % 16] = -x[e];
+          }
         }
         if (keys && n >= 2 * m) continue;
         uint32_t terms[kTerms];
@@ -220,55 +231,110 @@ class Prepare {
     }
   }
 
+  // Copies of v, if they can be as they are: its first 128 columns as tile 0.
+  __device__ void BeginValues() const {
+    if constexpr (!kCopies) return;
+    const int width = static_cast<int>(p_.value_dim);
+    const T* const from = static_cast<const T*>(p_.v) + int64_t{head_} * width;
+#pragma unroll
+    for (int at = threadIdx.x; at < kDeltaChunk * kPieces;
+         at += kPrepareThreads) {
+      const int i = at / kPieces;
+      const int piece = at % kPieces;
+      char* const to = Tile(0, 0) + PieceAt<256>(i, piece);
+      if (i < place_.count && 8 * piece < width) {
+        CopyAsync16(Address(to), from + Row(i) * p_.stride + 8 * piece);
+      } else {
+        *reinterpret_cast<uint4*>(to) = make_uint4(0, 0, 0, 0);
+      }
+    }
+  }
+  // Before all meet.
+  __device__ void EndValues() const {
+    if constexpr (kCopies) {
+      CopyAsyncWait();
+    } else {
+      LoadValues(0);
+    }
+  }
+
+  // While the first warps invert: scores, q̂ as it meets the chunk's first
+  // state, and decay.
+  __device__ void StoreScores(char* image) const {
+    const int tid = threadIdx.x;
+    if (tid < kDeltaPrefillDim) {
+      reinterpret_cast<float*>(image + DeltaDecayAt(kTerms))[tid] =
+          Fade(kDeltaChunk - 1, tid) + poison_;
+    }
+    if (tid < kDeltaChunk) return;
+    constexpr int kThreads = kPrepareThreads - kDeltaChunk;
+    for (int at = tid - kDeltaChunk; at < kDeltaChunk * kPieces;
+         at += kThreads) {
+      StoreFaded(1, at % kDeltaChunk, at / kDeltaChunk, image);
+    }
+    for (int at = tid - kDeltaChunk; at < kTerms * kDeltaScoreBytes / 16;
+         at += kThreads) {
+      const int t = at / (kDeltaScoreBytes / 16);
+      const int of = at % (kDeltaScoreBytes / 16);
+      reinterpret_cast<uint4*>(image + DeltaTileAt(kTerms, 3))[at] =
+          *reinterpret_cast<const uint4*>(
+              image_ + DeltaTileAt(kTerms, 3) + t * kDeltaScoreBytes +
+              PieceAt<128>(of % kDeltaChunk, of / kDeltaChunk));
+    }
+  }
+
   // W and U, 16 columns at a time, transposed: rows of the accumulators are
-  // features, columns tokens. v is where W will be, 128 columns at a time.
-  __device__ void Solve(float* values) {
+  // features, columns tokens. v is where W will be, 128 columns at a time. A
+  // warp has the same columns of both, and of k̂.
+  __device__ void Solve(char* values, char* image) {
     const int warp = threadIdx.x / 32;
+    const int lane = threadIdx.x % 32;
     const int width = kDeltaColumns * DeltaSplits(p_.value_dim);
     float x[8][4];
     for (int first = 0; first < width; first += kDeltaPrefillDim) {
-      LoadValues(first);
-      __syncthreads();
-      const int groups = min(kDeltaPrefillDim, width - first) / 16;
-      for (int group = warp; group < groups; group += kPrepareThreads / 32) {
-        LoadColumns(0, 16 * group, x);
-        SolveColumns(x);
-        StoreValues(first + 16 * group, x, values);
+      if (first > 0) {
+        __syncthreads();
+        LoadValues(first);
+        __syncthreads();
       }
-      __syncthreads();
+      const int column = first + 16 * warp;
+      if (column < width) {
+        LoadColumns(0, 16 * warp, x);
+        SolveColumns(x);
+        StoreValues(column, x, values);
+      }
     }
     static_assert(kPrepareThreads / 32 == kDeltaPrefillDim / 16);
     LoadColumns(2, 16 * warp, x);
     SolveColumns(x);
+    __syncwarp();
     StoreKeys(16 * warp, x);
-  }
-
-  // q̂ and k̂ as they meet the chunk's first and last state.
-  __device__ void Fades() {
-    for (int at = threadIdx.x; at < kDeltaChunk * kDeltaPrefillDim / 8;
-         at += kPrepareThreads) {
-      const int i = at / (kDeltaPrefillDim / 8);
-      const int d = at % (kDeltaPrefillDim / 8) * 8;
-      ScalePiece(1, i, d);
-      ScalePiece(2, i, d);
-    }
-    for (int d = threadIdx.x; d < kDeltaPrefillDim; d += kPrepareThreads) {
-      reinterpret_cast<float*>(image_ + DeltaDecayAt(kTerms))[d] =
-          Fade(kDeltaChunk - 1, d) + poison_;
-    }
-  }
-
-  __device__ void Store(char* image) const {
-    for (int at = threadIdx.x; at < DeltaImageBytes(kTerms) / 16;
-         at += kPrepareThreads) {
-      reinterpret_cast<uint4*>(image)[at] =
-          reinterpret_cast<const uint4*>(image_)[at];
+    __syncwarp();
+#pragma unroll
+    for (int part = 0; part < 4; ++part) {
+      const int i = part % 2 * 32 + lane;
+      const int piece = 2 * warp + part / 2;
+      StoreFaded(2, i, piece, image);
+#pragma unroll
+      for (int t = 0; t < kTerms; ++t) {
+        *reinterpret_cast<uint4*>(image + t * kDeltaTileBytes +
+                                  ImageAt(i, piece)) =
+            *reinterpret_cast<const uint4*>(Tile(0, t) +
+                                            PieceAt<256>(i, piece));
+      }
     }
   }
 
  private:
+  static constexpr int kPieces = kDeltaPrefillDim / 8;  // of a row
+  static constexpr bool kCopies = sizeof(T) == 2 && kTerms == 1;
+
   __device__ static uint32_t Address(const char* shared) {
-    return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+    return SharedAddress(shared);
+  }
+  // In a tile of an image.
+  __device__ static int ImageAt(int i, int piece) {
+    return 16 * (kDeltaChunk * piece + i);
   }
   __device__ int64_t Row(int i) const { return int64_t{place_.token} + i; }
   // 0: −W, 1: q, 2: k.
@@ -284,6 +350,13 @@ class Prepare {
   __device__ static float Power(int32_t log) {
     return expf(static_cast<float>(log) * kLogUnit);
   }
+  // e^(γ_i − γ_j), one a head.
+  __device__ float FadeBetween(int i, int j) const {
+    const float2 a = sh_.log[i];
+    const float2 b = sh_.log[j];
+    const float log = (a.x - b.x) + (a.y - b.y);
+    return kTerms == 1 ? FastExp(log) : expf(log);
+  }
   // e^γ_i and e^(γ_C − γ_i) of feature d.
   __device__ float Fade(int i, int d) const {
     if constexpr (kChannel) return Power(logs_[i * kDeltaPrefillDim + d]);
@@ -297,15 +370,12 @@ class Prepare {
     return sh_.to_end[i];
   }
 
-  __device__ static uint32_t ByteOf(int i, int d) {
-    return PieceAt<256>(i, d / 8) + d % 8 * 2;
-  }
   __device__ float Element(int tile, int i, int d) const {
     float x = 0.0f;
 #pragma unroll
     for (int t = 0; t < kTerms; ++t) {
       x += __bfloat162float(*reinterpret_cast<const __nv_bfloat16*>(
-          Tile(tile, t) + ByteOf(i, d)));
+          Tile(tile, t) + PieceAt<256>(i, d / 8) + d % 8 * 2));
     }
     return x;
   }
@@ -321,13 +391,13 @@ class Prepare {
                                 lane % 2 * 8) = make_uint2(low[t], high[t]);
     }
   }
-  // Eight features of token i, from d on, times their fade: of q from the
+  // A piece of token i as it goes to the image, times its fade: of q from the
   // chunk's start, of k to its end.
-  __device__ void ScalePiece(int tile, int i, int d) const {
+  __device__ void StoreFaded(int tile, int i, int piece, char* image) const {
     uint32_t words[kTerms][4];
 #pragma unroll
     for (int t = 0; t < kTerms; ++t) {
-      Copy(Tile(tile, t) + ByteOf(i, d), words[t]);
+      Copy(Tile(tile, t) + PieceAt<256>(i, piece), words[t]);
     }
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
@@ -337,9 +407,9 @@ class Prepare {
         low += Bf16::Low(words[t][w]);
         high += Bf16::High(words[t][w]);
       }
-      const int at = d + 2 * w;
-      low *= tile == 1 ? Fade(i, at) : FadeToEnd(i, at);
-      high *= tile == 1 ? Fade(i, at + 1) : FadeToEnd(i, at + 1);
+      const int d = 8 * piece + 2 * w;
+      low *= tile == 1 ? Fade(i, d) : FadeToEnd(i, d);
+      high *= tile == 1 ? Fade(i, d + 1) : FadeToEnd(i, d + 1);
       uint32_t terms[kTerms];
       ToTerms(low, high, terms);
 #pragma unroll
@@ -347,7 +417,8 @@ class Prepare {
     }
 #pragma unroll
     for (int t = 0; t < kTerms; ++t) {
-      *reinterpret_cast<uint4*>(Tile(tile, t) + ByteOf(i, d)) =
+      *reinterpret_cast<uint4*>(image + DeltaTileAt(kTerms, tile) +
+                                t * kDeltaTileBytes + ImageAt(i, piece)) =
           make_uint4(words[t][0], words[t][1], words[t][2], words[t][3]);
     }
   }
@@ -428,20 +499,33 @@ class Prepare {
       }
     }
   }
-  // In the order of the accumulators that start from it.
+  // In the order of the accumulators that start from it; 16 columns.
   __device__ void StoreValues(int first, const float (&x)[8][4],
-                              float* values) const {
-    float* const to = values +
-                      first / kDeltaColumns * kDeltaChunk * kDeltaColumns +
-                      threadIdx.x % 32 * 16 + first % kDeltaColumns / 8 * 4;
+                              char* values) const {
+    const int run = first % kDeltaColumns / 16;
+    uint4* const to =
+        reinterpret_cast<uint4*>(values + first / kDeltaColumns *
+                                              DeltaValueTileBytes(kTerms)) +
+        threadIdx.x % 32;
 #pragma unroll
     for (int m = 0; m < 4; ++m) {
+      const float(&low)[4] = x[2 * m];
+      const float(&high)[4] = x[2 * m + 1];
+      if constexpr (kTerms == 1) {
+        to[128 * run + 32 * m] =
+            make_uint4(TransposeMatrix(Bf16::Pack(low[0], low[1])),
+                       TransposeMatrix(Bf16::Pack(high[0], high[1])),
+                       TransposeMatrix(Bf16::Pack(low[2], low[3])),
+                       TransposeMatrix(Bf16::Pack(high[2], high[3])));
+      } else {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float2 low = TransposePair(&x[2 * m][2 * half]);
-        const float2 high = TransposePair(&x[2 * m + 1][2 * half]);
-        *reinterpret_cast<float4*>(to + m * 512 + half * 4) =
-            make_float4(low.x, low.y, high.x, high.y);
+        for (int half = 0; half < 2; ++half) {
+          const float2 a = TransposePair(&low[2 * half]);
+          const float2 b = TransposePair(&high[2 * half]);
+          to[128 * (2 * run + half) + 32 * m] =
+              make_uint4(__float_as_uint(a.x), __float_as_uint(a.y),
+                         __float_as_uint(b.x), __float_as_uint(b.y));
+        }
       }
     }
   }
@@ -573,19 +657,20 @@ __global__ void __launch_bounds__(kPrepareThreads, kTerms == 1 ? 3 : 1)
   const ChunkPlace place = PlaceOf(round, SpanOf(round, found.x), found.y);
   const int64_t item = int64_t{blockIdx.y} * round.p.of.value_heads + head;
   Prepare<T, kTerms, kChannel> prepare(round, head, place, delta_memory);
+  char* const image = round.images + item * DeltaImageBytes(kTerms);
+  prepare.BeginValues();
   prepare.Gates();
   prepare.Units();
   __syncthreads();
   prepare.Scores();
   __syncthreads();
+  prepare.StoreScores(image);
   prepare.Invert();
+  prepare.EndValues();
   __syncthreads();
-  prepare.Solve(round.values + item * (DeltaValueBytes(round.p.of.value_dim) /
-                                       int64_t{sizeof(float)}));
-  __syncthreads();
-  prepare.Fades();
-  __syncthreads();
-  prepare.Store(round.images + item * DeltaImageBytes(kTerms));
+  prepare.Solve(
+      round.values + item * DeltaValueBytes(round.p.of.value_dim, kTerms),
+      image);
 }
 
 }  // namespace gated_delta

@@ -1,9 +1,9 @@
 // Tiles of the gated delta rule over prompts, their fragments, and which chunk
 // a block has. Device code only.
 //
-// A tile of bfloat16 keeps 16-byte piece p of row r at p ^ (r % 8), so that
-// eight rows' pieces have no bank conflict. Tiles written and read within a
-// block have rows of kDeltaPitch bytes, and no swizzle.
+// While a chunk is prepared, a tile of bfloat16 keeps 16-byte piece p of row r
+// at p ^ (r % 8), so that eight rows' pieces have no bank conflict. Images
+// (gated_delta_prefill_plan.h) have their pieces one after another.
 #ifndef RECURVE_KERNELS_LINEAR_ATTN_GATED_DELTA_GATED_DELTA_TILES_CUH_
 #define RECURVE_KERNELS_LINEAR_ATTN_GATED_DELTA_GATED_DELTA_TILES_CUH_
 
@@ -15,8 +15,6 @@ namespace recurve {
 namespace gated_delta {
 
 using Bf16 = Half<__nv_bfloat16>;
-
-constexpr int kPitch = 80;  // bytes of a row of 32 columns
 
 // Byte of a piece in rows of `kRowBytes`, 256 or 128.
 template <int kRowBytes>
@@ -34,13 +32,6 @@ __device__ __forceinline__ void LeftRows(uint32_t (&a)[4], uint32_t tile, int r,
   const int lane = threadIdx.x % 32;
   LoadMatrices(a, tile + PieceAt<kRowBytes>(r + lane % 16, c / 8 + lane / 16));
 }
-// Left factor, whose rows are the tile's columns: r is a row of the tile.
-__device__ __forceinline__ void LeftColumns(uint32_t (&a)[4], uint32_t tile,
-                                            int r, int c) {
-  const int lane = threadIdx.x % 32;
-  LoadMatricesTransposed(a, tile + PieceAt<256>(r + lane % 8 + lane / 16 * 8,
-                                                c / 8 + lane / 8 % 2));
-}
 // Right factor, whose columns are the tile's rows: two blocks of 8, b0 and
 // b1 of the first, then of the second.
 template <int kRowBytes>
@@ -50,14 +41,6 @@ __device__ __forceinline__ void RightRows(uint32_t (&b)[4], uint32_t tile,
   LoadMatrices(b, tile + PieceAt<kRowBytes>(r + lane % 8 + lane / 16 * 8,
                                             c / 8 + lane / 8 % 2));
 }
-// The same of a tile of kPitch, whose columns are the factor's.
-__device__ __forceinline__ void RightColumns(uint32_t (&b)[4], uint32_t tile,
-                                             int r, int c) {
-  const int lane = threadIdx.x % 32;
-  LoadMatricesTransposed(
-      b, tile + (r + lane % 16) * kPitch + (c / 8 + lane / 16) * 16);
-}
-
 // c += a b, of factors in terms; the product of two low ones is left out.
 template <int kTerms>
 __device__ __forceinline__ void MultiplyTerms(float (&c)[4],
@@ -92,7 +75,7 @@ struct Round {
   int64_t chunks;  // of a row, at most
   bool resumes;    // not the first round: fresh states are in their slots
   char* images;    // [total, Hv] DeltaImageBytes
-  float* values;   // [total, Hv] DeltaValueBytes
+  char* values;    // [total, Hv] DeltaValueBytes
 };
 
 __device__ __forceinline__ int LiveRows(const Round& round) {
