@@ -1,6 +1,8 @@
 // Causal depthwise convolution of 2 to 4 inputs with SiLU: a thread has 16
-// bytes of channels and goes through 32 tokens, the last inputs in registers. A
-// second kernel makes the states, after all have read them.
+// bytes of channels and goes through a run of tokens, the last inputs in
+// registers, the next ones on their way. A sequence's state is read and written
+// by one thread, that of the run in which the sequence begins: such a run goes
+// on until the state is no longer needed.
 // Shapes: x, y [T, C] of e bytes; states [slots, W − 1, C] of e bytes; weight
 // [C, W] float32.
 // Floor: 2 · e · T · C bytes.
@@ -15,35 +17,15 @@ namespace recurve {
 namespace {
 
 constexpr int kConvThreads = 128;
-constexpr int kConvTokens = 32;  // of a thread
+constexpr int kConvTokens = 32;    // of a thread
+constexpr int kConvFewTokens = 4;  // where sequences are short
+constexpr int kConvAhead = 4;      // tokens loaded together
+static_assert(kConvFewTokens >= kShortConvMaxWidth,
+              "the first tokens of a sequence are in two runs at most");
 
 // Channels of a thread.
 template <typename T>
 constexpr int kConvVector = 16 / sizeof(T);
-
-// x_t of a sequence's channels c and on, t < 0 and >= −(W − 1) from its state.
-template <typename T, int kWidth>
-__device__ __forceinline__ void LoadInput(const CudaShortConvParams& params,
-                                          int sequence, int begin, int t, int c,
-                                          float (&x)[16 / sizeof(T)]) {
-  constexpr int kVector = kConvVector<T>;
-  const ShortConvParams& p = params.of;
-  if (t >= 0) {
-    Unpack(LoadPack<T, kVector>(static_cast<const T*>(p.x) +
-                                (int64_t{begin} + t) * p.x_stride + c),
-           x);
-    return;
-  }
-  if (params.fresh != nullptr && params.fresh[sequence] != 0) {
-#pragma unroll
-    for (int i = 0; i < kVector; ++i) x[i] = 0.0f;
-    return;
-  }
-  Unpack(LoadPack<T, kVector>(static_cast<const T*>(p.states) +
-                              p.slots[sequence] * p.slot_stride +
-                              (kWidth - 1 + t) * p.channels + c),
-         x);
-}
 
 __device__ __forceinline__ int LiveSequences(
     const CudaShortConvParams& params) {
@@ -53,10 +35,13 @@ __device__ __forceinline__ int LiveSequences(
 
 // Grid: (runs of channels, runs of tokens).
 template <typename T, int kWidth>
-__global__ void __launch_bounds__(kConvThreads)
-    short_conv_kernel(const __grid_constant__ CudaShortConvParams params) {
+__global__ void __launch_bounds__(kConvThreads, 4)
+    short_conv_kernel(const __grid_constant__ CudaShortConvParams params,
+                      int run) {
   LaunchDependents();
   constexpr int kVector = kConvVector<T>;
+  constexpr int kLast = kWidth - 1;
+  using Vector = Pack<T, kVector>;
   const ShortConvParams& p = params.of;
   const int c = (blockIdx.x * kConvThreads + threadIdx.x) * kVector;
   if (c >= p.channels) return;
@@ -71,9 +56,9 @@ __global__ void __launch_bounds__(kConvThreads)
   }
   WaitForPrevious();
   const int sequences = LiveSequences(params);
-  const int first = blockIdx.y * kConvTokens;
+  const int first = blockIdx.y * run;
   const int last =
-      sequences == 0 ? 0 : min(p.query_start[sequences], first + kConvTokens);
+      sequences == 0 ? 0 : min(p.query_start[sequences], first + run);
   if (first >= last) return;
   // The sequence of the first token: the last that begins at or before it.
   int sequence = 0;
@@ -83,96 +68,109 @@ __global__ void __launch_bounds__(kConvThreads)
   }
   int begin = p.query_start[sequence];
   int end = p.query_start[sequence + 1];
-  float window[kWidth][kVector];  // the newest last
-  const auto fill = [&](int t) {
-#pragma unroll
-    for (int j = 0; j + 1 < kWidth; ++j) {
-      LoadInput<T, kWidth>(params, sequence, begin, t - kWidth + 1 + j, c,
-                           window[j + 1]);
-    }
+  const T* const in = static_cast<const T*>(p.x) + c;
+  T* const out = static_cast<T*>(p.y) + c;
+  const auto load = [&](int row) {
+    return LoadPack<T, kVector>(in + int64_t{row} * p.x_stride);
   };
-  bool sink = p.slots[sequence] == 0;
-  if (!sink) fill(first - begin);
-  for (int row = first; row < last; ++row) {
-    if (row >= end) {
-      while (row >= end) {
-        ++sequence;
-        begin = end;
-        end = p.query_start[sequence + 1];
+  float window[kLast][kVector];  // the newest last
+  const auto emit = [&](const Vector& pack, int row) {
+    float x[kVector], sum[kVector];
+    Unpack(pack, x);
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      sum[i] = bias[i];
+#pragma unroll
+      for (int j = 0; j < kLast; ++j) {
+        sum[i] = fmaf(weight[i][j], window[j][i], sum[i]);
       }
-      sink = p.slots[sequence] == 0;
-      if (!sink) fill(0);
+      sum[i] = FastSilu(fmaf(weight[i][kLast], x[i], sum[i]));
+#pragma unroll
+      for (int j = 0; j + 1 < kLast; ++j) window[j][i] = window[j + 1][i];
+      window[kLast - 1][i] = x[i];
     }
-    float sum[kVector];
-    if (sink) {
-#pragma unroll
-      for (int i = 0; i < kVector; ++i) sum[i] = 0.0f;
-    } else {
-#pragma unroll
-      for (int j = 0; j + 1 < kWidth; ++j) {
-#pragma unroll
-        for (int i = 0; i < kVector; ++i) window[j][i] = window[j + 1][i];
-      }
-      LoadInput<T, kWidth>(params, sequence, begin, row - begin, c,
-                           window[kWidth - 1]);
-#pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        sum[i] = bias[i];
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) {
-          sum[i] = fmaf(weight[i][j], window[j][i], sum[i]);
-        }
-        sum[i] *= DeviceSigmoid(sum[i]);
-      }
-    }
-    StorePack<T, kVector>(sum,
-                          static_cast<T*>(p.y) + int64_t{row} * p.y_stride + c);
-  }
-}
+    StorePack<T, kVector>(sum, out + int64_t{row} * p.y_stride);
+  };
 
-// Grid: (runs of channels, sequences).
-template <typename T, int kWidth>
-__global__ void __launch_bounds__(kConvThreads) short_conv_state_kernel(
-    const __grid_constant__ CudaShortConvParams params) {
-  LaunchDependents();
-  constexpr int kVector = kConvVector<T>;
-  const ShortConvParams& p = params.of;
-  const int c = (blockIdx.x * kConvThreads + threadIdx.x) * kVector;
-  const int sequence = blockIdx.y;
-  WaitForPrevious();
-  if (c >= p.channels || sequence >= LiveSequences(params)) return;
-  const int64_t slot = p.slots[sequence];
-  const int begin = p.query_start[sequence];
-  const int count = p.query_start[sequence + 1] - begin;
-  if (slot == 0 || count <= 0) return;
-  float last[kWidth - 1][kVector];
+  // The run before has the first tokens of a sequence that begins there.
+  int row = begin < first ? max(first, min(end, begin + kLast)) : first;
+  while (true) {
+    const int64_t slot = p.slots[sequence];
+    const int stop = min(end, max(last, begin + kLast));
+    if (slot == 0) {
+      const float zero[kVector] = {};
+      for (; row < stop; ++row) {
+        StorePack<T, kVector>(zero, out + int64_t{row} * p.y_stride);
+      }
+    } else if (row < stop) {
+      Vector next[kConvAhead];
+      const bool many = stop - row >= kConvAhead;
+      if (many) {
 #pragma unroll
-  for (int j = 0; j + 1 < kWidth; ++j) {
-    LoadInput<T, kWidth>(params, sequence, begin, count - kWidth + 1 + j, c,
-                         last[j]);
-  }
+        for (int i = 0; i < kConvAhead; ++i) next[i] = load(row + i);
+      }
+      if (begin < row) {
 #pragma unroll
-  for (int j = 0; j + 1 < kWidth; ++j) {
-    StorePack<T, kVector>(
-        last[j],
-        static_cast<T*>(p.states) + slot * p.slot_stride + j * p.channels + c);
+        for (int j = 0; j < kLast; ++j)
+          Unpack(load(row - kLast + j), window[j]);
+      } else {
+        T* const state = static_cast<T*>(p.states) + slot * p.slot_stride + c;
+        const bool fresh =
+            params.fresh != nullptr && params.fresh[sequence] != 0;
+        // The old one's inputs are read before the new one's replace them.
+        const auto before = [&](int j) {
+          Vector pack = {};
+          if (!fresh) pack = LoadPack<T, kVector>(state + j * p.channels);
+          return pack;
+        };
+#pragma unroll
+        for (int j = 0; j < kLast; ++j) Unpack(before(j), window[j]);
+#pragma unroll
+        for (int j = 0; j < kLast; ++j) {
+          const int from = end - kLast + j;
+          *reinterpret_cast<Vector*>(state + j * p.channels) =
+              from >= begin ? load(from) : before(j + end - begin);
+        }
+      }
+      if (many) {
+        for (; stop - row >= kConvAhead; row += kConvAhead) {
+          Vector now[kConvAhead];
+#pragma unroll
+          for (int i = 0; i < kConvAhead; ++i) now[i] = next[i];
+          if (stop - row >= 2 * kConvAhead) {
+#pragma unroll
+            for (int i = 0; i < kConvAhead; ++i) {
+              next[i] = load(row + kConvAhead + i);
+            }
+          }
+#pragma unroll
+          for (int i = 0; i < kConvAhead; ++i) emit(now[i], row + i);
+        }
+      }
+      for (; row < stop; ++row) emit(load(row), row);
+    }
+    if (end >= last) return;
+    do {
+      ++sequence;
+      begin = end;
+      end = p.query_start[sequence + 1];
+    } while (end == begin);
+    row = begin;
   }
 }
 
 template <typename T, int kWidth>
 cudaError_t LaunchConv(const CudaShortConvParams& params, cudaStream_t stream) {
   const ShortConvParams& p = params.of;
-  const int64_t run = kConvThreads * kConvVector<T>;
-  const unsigned runs = static_cast<unsigned>((p.channels + run - 1) / run);
-  const cudaError_t error = LaunchDependent(
+  const int64_t vectors = kConvThreads * kConvVector<T>;
+  const bool brief = params.rows < int64_t{kConvTokens} / 2 * p.sequences &&
+                     params.rows <= int64_t{65535} * kConvFewTokens;
+  const int run = brief ? kConvFewTokens : kConvTokens;
+  return LaunchDependent(
       short_conv_kernel<T, kWidth>,
-      dim3(runs, static_cast<unsigned>((params.rows + kConvTokens - 1) /
-                                       kConvTokens)),
-      kConvThreads, 0, stream, params);
-  if (error != cudaSuccess) return error;
-  return LaunchDependent(short_conv_state_kernel<T, kWidth>,
-                         dim3(runs, static_cast<unsigned>(p.sequences)),
-                         kConvThreads, 0, stream, params);
+      dim3(static_cast<unsigned>((p.channels + vectors - 1) / vectors),
+           static_cast<unsigned>((params.rows + run - 1) / run)),
+      kConvThreads, 0, stream, params, run);
 }
 
 template <typename T>

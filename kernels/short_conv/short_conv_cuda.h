@@ -22,8 +22,8 @@ struct CudaShortConvParams {
                          // zero, and the slot is not read. Null: none is.
 };
 
-// Two dependent launches: outputs, then states. cudaErrorInvalidValue for sizes
-// that the comments do not allow, or a pointer that is missing or not aligned.
+// A dependent launch. cudaErrorInvalidValue for sizes that the comments do not
+// allow, or a pointer that is missing or not aligned.
 cudaError_t LaunchShortConv(const CudaShortConvParams& params,
                             cudaStream_t stream);
 

@@ -486,54 +486,61 @@ TEST_F(GatedDeltaGpuTest, FusedStepMatchesTheOperations) {
 }
 
 TEST_F(GatedDeltaGpuTest, ShortConvMatchesTheCpu) {
+  // Sequences that begin at, before and after the ends of blocks' runs.
+  const std::vector<int32_t> kStarts[] = {{0, 1, 1, 3, 70, 200, 202},
+                                          {0, 31, 62, 63, 94, 160, 161},
+                                          {0, 30, 33, 66, 127, 129, 190},
+                                          {0, 1, 2, 3, 7, 8, 9},
+                                          {0, 2, 5, 6, 6, 14, 19}};
   for (ElementType type : kIoTypes) {
-    for (int64_t width : {2, 3, 4}) {
-      for (int64_t channels : {8, 1040}) {
-        const int64_t size = (width - 1) * channels;
-        const std::vector<int32_t> starts = {0, 1, 1, 3, 70, 200, 202};
-        const std::vector<int32_t> slots = {3, 2, 5, 1, 4, 6};
-        const int64_t rows = starts.back();
-        const std::vector<float> x = RandomBFloat16Tensor(1, rows * channels);
-        const std::vector<float> weight = RandomTensor(2, channels * width);
-        const std::vector<float> bias = RandomTensor(3, channels);
-        std::vector<float> states = RandomBFloat16Tensor(4, 7 * size);
-        std::fill_n(states.begin(), size, kNaN);
-        DeviceTensor x_in(type, x), states_in(type, states),
-            y_out(type, std::vector<float>(rows * channels, kCanary));
-        DeviceBuffer<int32_t> start(starts), slot(slots);
-        DeviceBuffer<float> weight_in(weight), bias_in(bias);
-        CudaShortConvParams p = {};
-        p.of.channels = channels;
-        p.of.width = width;
-        p.of.x_stride = p.of.y_stride = channels;
-        p.of.sequences = 6;
-        p.of.slot_stride = size;
-        p.rows = rows + 5;  // more than there are
-        ShortConvParams cpu = p.of;
-        p.of.type = type;
-        p.of.x = x_in.data();
-        p.of.y = y_out.data();
-        p.of.query_start = start.data();
-        p.of.weight = weight_in.data();
-        p.of.bias = bias_in.data();
-        p.of.states = states_in.data();
-        p.of.slots = slot.data();
-        ASSERT_EQ(LaunchShortConv(p, nullptr), cudaSuccess);
-        ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-        std::vector<float> y(rows * channels);
-        cpu.x = x.data();
-        cpu.y = y.data();
-        cpu.query_start = starts.data();
-        cpu.weight = weight.data();
-        cpu.bias = bias.data();
-        cpu.states = states.data();
-        cpu.slots = slots.data();
-        ThreadPool pool(2);
-        ShortConv(cpu, pool);
-        EXPECT_TRUE(RelativelyNear(y_out.Read(),
-                                   std::vector<double>(y.begin(), y.end()),
-                                   RoundingOf(type)));
-        EXPECT_TRUE(SameBits(states_in.Read(), states));
+    for (const std::vector<int32_t>& starts : kStarts) {
+      for (int64_t width : {2, 3, 4}) {
+        for (int64_t channels : {8, 1040}) {
+          const int64_t size = (width - 1) * channels;
+          const std::vector<int32_t> slots = {3, 2, 5, 1, 4, 6};
+          const int64_t rows = starts.back();
+          const std::vector<float> x = RandomBFloat16Tensor(1, rows * channels);
+          const std::vector<float> weight = RandomTensor(2, channels * width);
+          const std::vector<float> bias = RandomTensor(3, channels);
+          std::vector<float> states = RandomBFloat16Tensor(4, 7 * size);
+          std::fill_n(states.begin(), size, kNaN);
+          DeviceTensor x_in(type, x), states_in(type, states),
+              y_out(type, std::vector<float>(rows * channels, kCanary));
+          DeviceBuffer<int32_t> start(starts), slot(slots);
+          DeviceBuffer<float> weight_in(weight), bias_in(bias);
+          CudaShortConvParams p = {};
+          p.of.channels = channels;
+          p.of.width = width;
+          p.of.x_stride = p.of.y_stride = channels;
+          p.of.sequences = 6;
+          p.of.slot_stride = size;
+          p.rows = rows + 5;  // more than there are
+          ShortConvParams cpu = p.of;
+          p.of.type = type;
+          p.of.x = x_in.data();
+          p.of.y = y_out.data();
+          p.of.query_start = start.data();
+          p.of.weight = weight_in.data();
+          p.of.bias = bias_in.data();
+          p.of.states = states_in.data();
+          p.of.slots = slot.data();
+          ASSERT_EQ(LaunchShortConv(p, nullptr), cudaSuccess);
+          ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+          std::vector<float> y(rows * channels);
+          cpu.x = x.data();
+          cpu.y = y.data();
+          cpu.query_start = starts.data();
+          cpu.weight = weight.data();
+          cpu.bias = bias.data();
+          cpu.states = states.data();
+          cpu.slots = slots.data();
+          ThreadPool pool(2);
+          ShortConv(cpu, pool);
+          EXPECT_TRUE(RelativelyNear(y_out.Read(),
+                                     std::vector<double>(y.begin(), y.end()),
+                                     RoundingOf(type)));
+          EXPECT_TRUE(SameBits(states_in.Read(), states));
+        }
       }
     }
   }
