@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <utility>
 
 #include "bench/cuda/gated_delta_bench.h"
 #include "kernels/linear_attn/gated_delta/gated_delta_prefill_cuda.h"
@@ -24,7 +25,7 @@ constexpr int64_t kStride = kChannels + kValues + 2 * kValueHeads;
 constexpr int64_t kState = kValueHeads * kDim * kDim;
 constexpr int64_t kConvWidth = 4;
 constexpr int64_t kLast = (kConvWidth - 1) * kChannels;
-// Workspace of prompts, for rounds: a chunk of 64 tokens takes 2.8 MiB.
+// Workspace of prompts, for rounds: a chunk of 64 tokens takes 2.3 MiB.
 constexpr int64_t kWorkspaceBytes = int64_t{768} << 20;
 
 // What steps and prompts share: heads of 128 as in Qwen3.5's 9B.
@@ -110,7 +111,8 @@ Result BenchStep(int64_t batch, bool fused) {
           timing, bytes};
 }
 
-Result BenchPrompts(int64_t batch, int64_t length) {
+// Both kernels, then each alone.
+std::vector<Result> BenchPrompts(int64_t batch, int64_t length) {
   const int64_t tokens = batch * length;
   const int64_t sets = std::max<int64_t>(
       1, kDeltaColdBytes / (tokens * (kStride + kValues) * 2));
@@ -134,26 +136,40 @@ Result BenchPrompts(int64_t batch, int64_t length) {
                                                   kDim, p.precision));
   RECURVE_CUDA_OK(cudaMalloc(&p.workspace, p.workspace_bytes));
   const GatedDeltaParams first = p.of;
-  const Timing timing = Measure(
-      [&](cudaStream_t stream, int call) {
-        const auto set = [&](const void* x) -> const void* {
-          return static_cast<const char*>(x) +
-                 call % sets * tokens * kStride * 2;
-        };
-        p.of.q = set(first.q);
-        p.of.k = set(first.k);
-        p.of.v = set(first.v);
-        p.of.a = set(first.a);
-        p.of.b = set(first.b);
-        p.of.out = static_cast<char*>(out) + call % sets * tokens * kValues * 2;
-        return LaunchGatedDeltaPrefill(p, stream);
-      },
-      static_cast<int>(std::max<int64_t>(sets, 2)), sets > 1);
+  const auto time = [&](DeltaHalves halves) {
+    return Measure(
+        [&](cudaStream_t stream, int call) {
+          const auto set = [&](const void* x) -> const void* {
+            return static_cast<const char*>(x) +
+                   call % sets * tokens * kStride * 2;
+          };
+          p.of.q = set(first.q);
+          p.of.k = set(first.k);
+          p.of.v = set(first.v);
+          p.of.a = set(first.a);
+          p.of.b = set(first.b);
+          p.of.out =
+              static_cast<char*>(out) + call % sets * tokens * kValues * 2;
+          return LaunchGatedDeltaPrefill(p, stream, halves);
+        },
+        static_cast<int>(std::max<int64_t>(sets, 2)), sets > 1);
+  };
+  const std::string shape =
+      "prompts B" + std::to_string(batch) + " N" + std::to_string(length);
+  const double in = 2.0 * tokens * kChannels;
+  const double out_bytes = 2.0 * tokens * kValues;
+  const double between =
+      1.0 * (tokens / kDeltaChunk) * DeltaChunkBytes(kValueHeads, kDim, 1);
+  const std::vector<Result> results = {
+      {"gated_delta", shape, time(DeltaHalves::kBoth),
+       in + out_bytes + 4.0 * batch * kState},
+      {"gated_delta", shape + " prepare", time(DeltaHalves::kPrepare),
+       in + between},
+      {"gated_delta", shape + " chunks", time(DeltaHalves::kChunks),
+       between + out_bytes + 4.0 * batch * kState}};
   Release({rows, out, states, p.of.slots, p.positions, p.fresh, p.workspace,
            p.of.query_start, p.of.gate.a_log, p.of.gate.bias});
-  return {"gated_delta",
-          "prompts B" + std::to_string(batch) + " N" + std::to_string(length),
-          timing, 2.0 * tokens * (kChannels + kValues) + 4.0 * batch * kState};
+  return results;
 }
 
 Result BenchShortConv(int64_t tokens) {
@@ -198,12 +214,14 @@ std::vector<Result> BenchGatedDelta(const BenchOptions& options) {
       if (options.Wants("step")) results.push_back(BenchStep(batch, fused));
     }
   }
-  for (int64_t length : {2048, 8192, 32768}) {
-    if (options.Wants("prompts")) results.push_back(BenchPrompts(1, length));
-  }
-  if (options.Wants("prompts") && !options.quick) {
-    results.push_back(BenchPrompts(8, 1024));
-  }
+  const auto prompts = [&](int64_t batch, int64_t length) {
+    if (!options.Wants("prompts")) return;
+    for (Result& result : BenchPrompts(batch, length)) {
+      results.push_back(std::move(result));
+    }
+  };
+  for (int64_t length : {2048, 8192, 32768}) prompts(1, length);
+  if (!options.quick) prompts(8, 1024);
   for (int64_t tokens : {2048, 8192}) {
     if (options.Wants("conv")) results.push_back(BenchShortConv(tokens));
   }

@@ -48,7 +48,7 @@ bool HasPointers(const GatedDeltaPrefillParams& params) {
 }
 
 template <typename T, int kTerms, bool kChannel>
-cudaError_t LaunchRound(const Round& round, int64_t total,
+cudaError_t LaunchRound(const Round& round, int64_t total, DeltaHalves halves,
                         cudaStream_t stream) {
   const GatedDeltaParams& p = round.p.of;
   constexpr int kPrepareBytes =
@@ -59,11 +59,14 @@ cudaError_t LaunchRound(const Round& round, int64_t total,
   cudaError_t error = PrepareHopperKernel(prepare, kPrepareBytes);
   if (error == cudaSuccess) error = PrepareHopperKernel(chunks, kChunksBytes);
   if (error != cudaSuccess) return error;
-  error = LaunchDependent(
-      prepare,
-      dim3(static_cast<unsigned>(p.value_heads), static_cast<unsigned>(total)),
-      gated_delta::kPrepareThreads, kPrepareBytes, stream, round);
-  if (error != cudaSuccess) return error;
+  if (halves != DeltaHalves::kChunks) {
+    error = LaunchDependent(prepare,
+                            dim3(static_cast<unsigned>(p.value_heads),
+                                 static_cast<unsigned>(total)),
+                            gated_delta::kPrepareThreads, kPrepareBytes, stream,
+                            round);
+  }
+  if (error != cudaSuccess || halves == DeltaHalves::kPrepare) return error;
   return LaunchDependent(chunks,
                          dim3(static_cast<unsigned>(DeltaSplits(p.value_dim)),
                               static_cast<unsigned>(p.value_heads),
@@ -73,20 +76,21 @@ cudaError_t LaunchRound(const Round& round, int64_t total,
 }
 
 template <typename T, int kTerms>
-cudaError_t LaunchOf(const Round& round, int64_t total, cudaStream_t stream) {
+cudaError_t LaunchOf(const Round& round, int64_t total, DeltaHalves halves,
+                     cudaStream_t stream) {
   return round.p.of.gate.by_channel
-             ? LaunchRound<T, kTerms, true>(round, total, stream)
-             : LaunchRound<T, kTerms, false>(round, total, stream);
+             ? LaunchRound<T, kTerms, true>(round, total, halves, stream)
+             : LaunchRound<T, kTerms, false>(round, total, halves, stream);
 }
 
-cudaError_t LaunchTyped(const Round& round, int64_t total,
+cudaError_t LaunchTyped(const Round& round, int64_t total, DeltaHalves halves,
                         cudaStream_t stream) {
   if (round.p.of.type == ElementType::kBFloat16) {
-    return LaunchOf<__nv_bfloat16, 1>(round, total, stream);
+    return LaunchOf<__nv_bfloat16, 1>(round, total, halves, stream);
   }
   return Terms(round.p.precision) == 1
-             ? LaunchOf<float, 1>(round, total, stream)
-             : LaunchOf<float, 2>(round, total, stream);
+             ? LaunchOf<float, 1>(round, total, halves, stream)
+             : LaunchOf<float, 2>(round, total, halves, stream);
 }
 
 }  // namespace
@@ -99,7 +103,7 @@ int64_t GatedDeltaPrefillWorkspace(int64_t tokens, int64_t sequences,
 }
 
 cudaError_t LaunchGatedDeltaPrefill(const GatedDeltaPrefillParams& params,
-                                    cudaStream_t stream) {
+                                    cudaStream_t stream, DeltaHalves halves) {
   const GatedDeltaParams& p = params.of;
   if (!ValidPrefill(params)) return cudaErrorInvalidValue;
   if (p.sequences == 0 || params.tokens == 0) return cudaSuccess;
@@ -119,7 +123,7 @@ cudaError_t LaunchGatedDeltaPrefill(const GatedDeltaPrefillParams& params,
   for (int64_t r = 0; r < plan.rounds; ++r) {
     round.first = r * plan.chunks;
     round.resumes = r > 0;
-    const cudaError_t error = LaunchTyped(round, plan.total, stream);
+    const cudaError_t error = LaunchTyped(round, plan.total, halves, stream);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;

@@ -50,6 +50,9 @@ struct GatedDeltaPrefillParams {
   int64_t workspace_bytes;
 };
 
+// For measurements: one kernel alone. kChunks takes the workspace as it is.
+enum class DeltaHalves { kBoth, kPrepare, kChunks };
+
 // Bytes with which a launch has one round.
 int64_t GatedDeltaPrefillWorkspace(int64_t tokens, int64_t sequences,
                                    int64_t value_heads, int64_t value_dim,
@@ -59,7 +62,8 @@ int64_t GatedDeltaPrefillWorkspace(int64_t tokens, int64_t sequences,
 // that is missing or not aligned, or too small a workspace;
 // cudaErrorNotSupported on a device of compute capability other than 9.0.
 cudaError_t LaunchGatedDeltaPrefill(const GatedDeltaPrefillParams& params,
-                                    cudaStream_t stream);
+                                    cudaStream_t stream,
+                                    DeltaHalves halves = DeltaHalves::kBoth);
 
 }  // namespace recurve
 
