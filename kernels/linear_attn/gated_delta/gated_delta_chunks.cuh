@@ -294,8 +294,10 @@ __global__ void __launch_bounds__(kChunksThreads, 1)
     if (group == 1 && c > 0) write(c - 1, done);
     WgmmaWait<0>();
     WgmmaPin(out);
-    if (group == 0) StoreTile<kTerms, kDeltaChunk>(out, delta_tile, token);
-    BulkCopyFence();
+    if (group == 0) {
+      StoreTile<kTerms, kDeltaChunk>(out, delta_tile, token);
+      BulkCopyFence();
+    }
     __syncthreads();
     WgmmaPin(s);
     WgmmaPin(out);

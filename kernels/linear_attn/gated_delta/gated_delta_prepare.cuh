@@ -100,7 +100,7 @@ class Prepare {
 
   // q̂ and k̂ as tiles: eight rows a warp, four features a lane.
   __device__ void Units() {
-    const int warp = threadIdx.x / 32;
+    const int warp = Uniform(threadIdx.x / 32);
     const int lane = threadIdx.x % 32;
     const int dim = static_cast<int>(p_.head_dim);
     const int key = head_ / static_cast<int>(p_.value_heads / p_.key_heads);
@@ -123,17 +123,26 @@ class Prepare {
 #pragma unroll
     for (int which = 0; which < 2; ++which) {
       if (!kBoth && which == 1) load(p_.k, packs[0]);
+      const auto& rows = packs[kBoth ? which : 0];
+      float squares[8];
 #pragma unroll
       for (int r = 0; r < 8; ++r) {
         float x[4];
-        Unpack(packs[kBoth ? which : 0][r], x);
-        float squares = 0.0f;
+        Unpack(rows[r], x);
+        squares[r] = x[0] * x[0];
 #pragma unroll
-        for (int j = 0; j < 4; ++j) squares = fmaf(x[j], x[j], squares);
-        const float factor = (which == 0 ? p_.scale : 1.0f) /
-                             sqrtf(LaneSum(squares) + p_.unit_eps);
+        for (int j = 1; j < 4; ++j) squares[r] = fmaf(x[j], x[j], squares[r]);
+      }
+      // Lane l makes the factor of row l / 4.
+      const float factor = (which == 0 ? p_.scale : 1.0f) /
+                           sqrtf(SumOfRow(squares) + p_.unit_eps);
 #pragma unroll
-        for (int j = 0; j < 4; ++j) x[j] *= factor;
+      for (int r = 0; r < 8; ++r) {
+        const float own = __shfl_sync(0xffffffffu, factor, 4 * r);
+        float x[4];
+        Unpack(rows[r], x);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) x[j] *= own;
         StoreFour(1 + which, 8 * warp + r, x);
       }
     }
@@ -141,7 +150,7 @@ class Prepare {
 
   // L by warps 0 to 3, the scores of q by the others: 16 rows each.
   __device__ void Scores() {
-    const int warp = threadIdx.x / 32;
+    const int warp = Uniform(threadIdx.x / 32);
     const int lane = threadIdx.x % 32;
     const int m = warp % 4;
     const bool keys = warp < 4;
@@ -287,7 +296,7 @@ class Prepare {
   // features, columns tokens. v is where W will be, 128 columns at a time. A
   // warp has the same columns of both, and of k̂.
   __device__ void Solve(char* values, char* image) {
-    const int warp = threadIdx.x / 32;
+    const int warp = Uniform(threadIdx.x / 32);
     const int lane = threadIdx.x % 32;
     const int width = kDeltaColumns * DeltaSplits(p_.value_dim);
     float x[8][4];
@@ -370,6 +379,20 @@ class Prepare {
     return sh_.to_end[i];
   }
 
+  // Sums of x[r] over lanes: that of x[l / 4] in lane l.
+  __device__ static float SumOfRow(float (&x)[8]) {
+#pragma unroll
+    for (int n = 4; n > 0; n /= 2) {
+      const bool upper = (threadIdx.x & (4 * n)) != 0;
+#pragma unroll
+      for (int i = 0; i < n; ++i) {
+        const float other =
+            __shfl_xor_sync(0xffffffffu, upper ? x[i] : x[i + n], 4 * n);
+        x[i] = (upper ? x[i + n] : x[i]) + other;
+      }
+    }
+    return LaneSum<4>(x[0]);
+  }
   __device__ float Element(int tile, int i, int d) const {
     float x = 0.0f;
 #pragma unroll
@@ -401,9 +424,10 @@ class Prepare {
     }
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
-      float low = 0.0f, high = 0.0f;
+      float low = Bf16::Low(words[0][w]);
+      float high = Bf16::High(words[0][w]);
 #pragma unroll
-      for (int t = 0; t < kTerms; ++t) {
+      for (int t = 1; t < kTerms; ++t) {
         low += Bf16::Low(words[t][w]);
         high += Bf16::High(words[t][w]);
       }
@@ -438,7 +462,7 @@ class Prepare {
   }
   // v's columns from `first` on as tile 0.
   __device__ void LoadValues(int first) const {
-    const int warp = threadIdx.x / 32;
+    const int warp = Uniform(threadIdx.x / 32);
     const int lane = threadIdx.x % 32;
     const int width = static_cast<int>(p_.value_dim);
     const T* const from =
@@ -473,7 +497,8 @@ class Prepare {
 #pragma unroll
         for (int t = 0; t < kTerms; ++t) {
           const uint32_t word = words[t][r / 2];
-          sum += r % 2 == 0 ? Bf16::Low(word) : Bf16::High(word);
+          const float term = r % 2 == 0 ? Bf16::Low(word) : Bf16::High(word);
+          sum = t == 0 ? term : sum + term;
         }
         const int i = TokenOf(j + r / 4, r);
         float scale = sh_.beta[i];
