@@ -43,16 +43,34 @@ __global__ void __launch_bounds__(kConvThreads, 4)
   constexpr int kLast = kWidth - 1;
   using Vector = Pack<T, kVector>;
   const ShortConvParams& p = params.of;
+  // Through shared memory: a thread's weights are one run, so that its own
+  // loads would touch as many lines as there are threads, again and again.
+  constexpr int kWeights = kVector * kWidth;
+  constexpr int kPitch = kWeights + 4;
+  __shared__ __align__(16) float weights[kConvThreads * kPitch];
+  const int64_t block = int64_t{blockIdx.x} * kConvThreads * kWeights;
+  const int count = static_cast<int>(
+      min(int64_t{kConvThreads * kWeights}, p.channels * kWidth - block));
+#pragma unroll 8
+  for (int i = threadIdx.x; i < count; i += kConvThreads) {
+    weights[i / kWeights * kPitch + i % kWeights] = p.weight[block + i];
+  }
+  __syncthreads();
   const int c = (blockIdx.x * kConvThreads + threadIdx.x) * kVector;
   if (c >= p.channels) return;
   float weight[kVector][kWidth], bias[kVector];
 #pragma unroll
+  for (int i = 0; i < kWeights; i += 4) {
+    const float4 four =
+        *reinterpret_cast<const float4*>(weights + threadIdx.x * kPitch + i);
+    weight[i / kWidth][i % kWidth] = four.x;
+    weight[(i + 1) / kWidth][(i + 1) % kWidth] = four.y;
+    weight[(i + 2) / kWidth][(i + 2) % kWidth] = four.z;
+    weight[(i + 3) / kWidth][(i + 3) % kWidth] = four.w;
+  }
+#pragma unroll
   for (int i = 0; i < kVector; ++i) {
     bias[i] = p.bias == nullptr ? 0.0f : p.bias[c + i];
-#pragma unroll
-    for (int j = 0; j < kWidth; ++j) {
-      weight[i][j] = p.weight[int64_t{c + i} * kWidth + j];
-    }
   }
   WaitForPrevious();
   const int sequences = LiveSequences(params);
