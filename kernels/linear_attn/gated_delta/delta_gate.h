@@ -39,15 +39,28 @@ RECURVE_HOST_DEVICE inline float DeltaSpeed(const DeltaGate& gate,
   return gate.decay == DeltaDecay::kLog ? 1.0f : expf(gate.a_log[head]);
 }
 
+// The bias of this index, 0 without one.
+RECURVE_HOST_DEVICE inline float DeltaBias(const DeltaGate& gate,
+                                           int64_t index) {
+  return gate.decay == DeltaDecay::kLog || gate.bias == nullptr
+             ? 0.0f
+             : gate.bias[index];
+}
+
+// g from the raw value plus bias, with the head's speed.
+RECURVE_HOST_DEVICE inline float DeltaLogDecayOf(const DeltaGate& gate,
+                                                 float speed, float x) {
+  return gate.decay == DeltaDecay::kLog ? x
+         : gate.decay == DeltaDecay::kSoftplus
+             ? -speed * Softplus(x)
+             : gate.bound / (1.0f + expf(-speed * x));
+}
+
 // g from the raw value a, with the head's speed and the bias of this index.
 RECURVE_HOST_DEVICE inline float DeltaLogDecay(const DeltaGate& gate,
                                                float speed, int64_t bias,
                                                float a) {
-  if (gate.decay == DeltaDecay::kLog) return a;
-  const float x = gate.bias == nullptr ? a : a + gate.bias[bias];
-  return gate.decay == DeltaDecay::kSoftplus
-             ? -speed * Softplus(x)
-             : gate.bound / (1.0f + expf(-speed * x));
+  return DeltaLogDecayOf(gate, speed, a + DeltaBias(gate, bias));
 }
 
 RECURVE_HOST_DEVICE inline float DeltaBeta(const DeltaGate& gate, float b) {

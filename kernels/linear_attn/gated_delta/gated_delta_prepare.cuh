@@ -55,7 +55,7 @@ class Prepare {
         sh_(*reinterpret_cast<PrepareShared*>(lower_ + kTerms * kLowerBytes)),
         logs_(reinterpret_cast<int32_t*>(&sh_ + 1)) {}
 
-  // γ and β.
+  // γ and β. By Units.
   __device__ void Gates() {
     const int tid = threadIdx.x;
     if (tid < kDeltaChunk) {
@@ -68,7 +68,10 @@ class Prepare {
       int32_t sum = 0;
       for (int i = 0; i < kDeltaChunk; ++i) {
         if (i < place_.count && tid < p_.head_dim) {
-          const float log = Log(i, head_ * static_cast<int>(p_.head_dim) + tid);
+          const int index = head_ * static_cast<int>(p_.head_dim) + tid;
+          const T* const a =
+              static_cast<const T*>(p_.a) + Row(i) * p_.a_stride + index;
+          const float log = Log(ToFloat(*a) + DeltaBias(p_.gate, index));
           if (log != log) poison_ = log;
           sum += static_cast<int32_t>(rintf(log * (1.0f / kLogUnit)));
         }
@@ -76,9 +79,17 @@ class Prepare {
       }
     } else if (tid < 32) {
       // Two tokens a lane, then a scan over lanes.
-      const double first = 2 * tid < place_.count ? Log(2 * tid, head_) : 0.0;
+      const T* const a =
+          static_cast<const T*>(p_.a) + Row(2 * tid) * p_.a_stride + head_;
+      const float bias = DeltaBias(p_.gate, head_);
+      float raw[2] = {};
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        if (2 * tid + j < place_.count) raw[j] = ToFloat(a[j * p_.a_stride]);
+      }
+      const double first = 2 * tid < place_.count ? Log(raw[0] + bias) : 0.0;
       double sum = first;
-      if (2 * tid + 1 < place_.count) sum += Log(2 * tid + 1, head_);
+      if (2 * tid + 1 < place_.count) sum += Log(raw[1] + bias);
       const double own = sum;
 #pragma unroll
       for (int offset = 1; offset < 32; offset *= 2) {
@@ -120,6 +131,7 @@ class Prepare {
     Pack<T, 4> packs[kBoth ? 2 : 1][8];
     load(p_.q, packs[0]);
     if constexpr (kBoth) load(p_.k, packs[1]);
+    Gates();  // meanwhile
 #pragma unroll
     for (int which = 0; which < 2; ++which) {
       if (!kBoth && which == 1) load(p_.k, packs[0]);
@@ -350,9 +362,9 @@ class Prepare {
   __device__ char* Tile(int tile, int term) const {
     return image_ + DeltaTileAt(kTerms, tile) + term * kDeltaTileBytes;
   }
-  __device__ float Log(int i, int index) const {
-    const T* a = static_cast<const T*>(p_.a) + Row(i) * p_.a_stride;
-    const float log = DeltaLogDecay(p_.gate, speed_, index, ToFloat(a[index]));
+  // g from the raw value plus bias.
+  __device__ float Log(float x) const {
+    const float log = DeltaLogDecayOf(p_.gate, speed_, x);
     const float least = kChannel ? kLeastChannelLog : kLeastLog;
     return log < least ? least : log;  // a NaN stays one
   }
@@ -684,7 +696,6 @@ __global__ void __launch_bounds__(kPrepareThreads, kTerms == 1 ? 3 : 1)
   Prepare<T, kTerms, kChannel> prepare(round, head, place, delta_memory);
   char* const image = round.images + item * DeltaImageBytes(kTerms);
   prepare.BeginValues();
-  prepare.Gates();
   prepare.Units();
   __syncthreads();
   prepare.Scores();

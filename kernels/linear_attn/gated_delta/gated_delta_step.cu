@@ -59,12 +59,12 @@ constexpr int SharedBytes(const Shape& s, int columns) {
   return StateBytes(s) + 16 * s.dim + kClasses * 2 * 4 * columns;
 }
 
-// A thread's inputs, one a token each: channels of q and k, then a column of v
-// for the first threads.
-template <int kColumns>
+// A thread's inputs, one a token each: channels of q and k, D up to kDim, then
+// a column of v for the first threads.
+template <int kColumns, int kDim>
 struct Channels {
   static constexpr int kThreads = 2 * kColumns;
-  static constexpr int kKeys = 2 * kDeltaStepMaxDim / kThreads;
+  static constexpr int kKeys = 2 * kDim / kThreads;
   static constexpr int kCount = kKeys + 1;
 
   __device__ Channels(const GatedDeltaStepParams& params, const Shape& s,
@@ -121,12 +121,12 @@ __device__ __forceinline__ Units FindUnits(const GatedDeltaParams& p, int dim,
 
 // Grid: (tiles of each value head, sequences). Thread: rows r of one class,
 // four columns.
-template <int kColumns, typename T>
+template <int kColumns, int kDim, typename T>
 __global__ void __launch_bounds__(2 * kColumns, kColumns == 128 ? 3 : 5)
     delta_step_kernel(const __grid_constant__ GatedDeltaStepParams params,
                       const __grid_constant__ Shape s, bool early) {
   LaunchDependents();
-  using Inputs = Channels<kColumns>;
+  using Inputs = Channels<kColumns, kDim>;
   constexpr int kThreads = 2 * kColumns;
   constexpr int kCount = Inputs::kCount;
   const GatedDeltaParams& p = params.of;
@@ -232,6 +232,16 @@ __global__ void __launch_bounds__(2 * kColumns, kColumns == 128 ? 3 : 5)
   const int column = tile * kColumns + tid;
   const float norm_weight = norms && writes ? params.norm_weight[column] : 0.0f;
   const float speed = DeltaSpeed(p.gate, head);
+  // Of decay: a thread of a feature of q has its own.
+  const auto decay_at = [&](int j) {
+    return p.gate.by_channel ? head * s.dim + min(inputs.Index(j), s.dim - 1)
+                             : head;
+  };
+  float decay_bias[Inputs::kKeys];
+#pragma unroll
+  for (int j = 0; j < Inputs::kKeys; ++j) {
+    decay_bias[j] = DeltaBias(p.gate, decay_at(j));
+  }
   if (early) WaitForPrevious();
 
   for (int row = begin; row < end; ++row) {
@@ -240,7 +250,12 @@ __global__ void __launch_bounds__(2 * kColumns, kColumns == 128 ? 3 : 5)
     for (int j = 0; j < kCount; ++j) {
       x[j] = inputs.Has(j) ? inputs.template Load<T>(row, j) : 0.0f;
     }
-    const T* const a = static_cast<const T*>(p.a) + row * p.a_stride;
+    float raw[Inputs::kKeys];
+#pragma unroll
+    for (int j = 0; j < Inputs::kKeys; ++j) {
+      raw[j] =
+          ToFloat((static_cast<const T*>(p.a) + row * p.a_stride)[decay_at(j)]);
+    }
     const float beta_input =
         ToFloat((static_cast<const T*>(p.b) + row * p.b_stride)[head]);
     float z = 0.0f;
@@ -251,10 +266,10 @@ __global__ void __launch_bounds__(2 * kColumns, kColumns == 128 ? 3 : 5)
     float decay[Inputs::kKeys];
 #pragma unroll
     for (int j = 0; j < Inputs::kKeys; ++j) {
-      const int at = p.gate.by_channel ? head * s.dim + inputs.Index(j) : head;
-      decay[j] = inputs.Index(j) < s.dim
-                     ? expf(DeltaLogDecay(p.gate, speed, at, ToFloat(a[at])))
-                     : 0.0f;
+      decay[j] =
+          inputs.Index(j) < s.dim
+              ? expf(DeltaLogDecayOf(p.gate, speed, raw[j] + decay_bias[j]))
+              : 0.0f;
     }
     if (convolves) {
 #pragma unroll
@@ -438,13 +453,18 @@ __global__ void __launch_bounds__(2 * kColumns, kColumns == 128 ? 3 : 5)
   }
 }
 
-template <int kColumns, typename T>
+template <int kColumns, int kDim, typename T>
 cudaError_t Launch(const GatedDeltaStepParams& params, const Shape& s,
                    bool early, cudaStream_t stream) {
   const int bytes = SharedBytes(s, kColumns);
-  const auto kernel = delta_step_kernel<kColumns, T>;
+  const auto kernel = delta_step_kernel<kColumns, kDim, T>;
   const cudaError_t error = PrepareHopperKernel(kernel, bytes);
   if (error != cudaSuccess) return error;
+  // As many blocks on a multiprocessor as there is memory for.
+  static const cudaError_t carved = cudaFuncSetAttribute(
+      kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+      cudaSharedmemCarveoutMaxShared);
+  if (carved != cudaSuccess) return carved;
   return LaunchDependentCluster(
       kernel,
       dim3(static_cast<unsigned>(params.of.value_heads * s.tiles),
@@ -452,12 +472,21 @@ cudaError_t Launch(const GatedDeltaStepParams& params, const Shape& s,
       2 * kColumns, bytes, s.cluster, stream, params, s, early);
 }
 
+template <int kColumns, typename T>
+cudaError_t LaunchDim(const GatedDeltaStepParams& params, const Shape& s,
+                      bool early, cudaStream_t stream) {
+  constexpr int kUsual = kDeltaStepMaxDim / 2;
+  return s.dim <= kUsual
+             ? Launch<kColumns, kUsual, T>(params, s, early, stream)
+             : Launch<kColumns, kDeltaStepMaxDim, T>(params, s, early, stream);
+}
+
 template <typename T>
 cudaError_t LaunchTyped(const GatedDeltaStepParams& params, const Shape& s,
                         int columns, bool early, cudaStream_t stream) {
   return columns == kDeltaStepColumns
-             ? Launch<kDeltaStepColumns, T>(params, s, early, stream)
-             : Launch<kDeltaStepNarrowColumns, T>(params, s, early, stream);
+             ? LaunchDim<kDeltaStepColumns, T>(params, s, early, stream)
+             : LaunchDim<kDeltaStepNarrowColumns, T>(params, s, early, stream);
 }
 
 bool Complete(const GatedDeltaStepParams& params) {
