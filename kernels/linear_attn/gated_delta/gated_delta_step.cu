@@ -399,18 +399,31 @@ __global__ void __launch_bounds__(2 * kColumns, kColumns == 128 ? 3 : 5)
         cell.w = fmaf(of.z, cell.w, of.y * delta.w);
         return cell;
       };
+      // Rows together, so that loads do not wait for stores.
+      const auto update_all = [&](const auto& store) {
+        constexpr int kBatch = 4;
+#pragma unroll 1
+        for (int r = row_class; r < s.dim; r += kBatch * kClasses) {
+          float4 next[kBatch];
+#pragma unroll
+          for (int i = 0; i < kBatch; ++i) {
+            if (r + i * kClasses < s.dim) next[i] = update(r + i * kClasses);
+          }
+#pragma unroll
+          for (int i = 0; i < kBatch; ++i) {
+            if (r + i * kClasses < s.dim) store(r + i * kClasses, next[i]);
+          }
+        }
+      };
       if (row + 1 < end) {
-#pragma unroll 4
-        for (int r = row_class; r < s.dim; r += kClasses) {
-          *reinterpret_cast<float4*>(cells + r * s.pitch + own) = update(r);
-        }
+        update_all([&](int r, const float4& cell) {
+          *reinterpret_cast<float4*>(cells + r * s.pitch + own) = cell;
+        });
       } else {
-        float* to = state + row_class * s.width + tile * kColumns + own;
-#pragma unroll 4
-        for (int r = row_class; r < s.dim; r += kClasses) {
-          *reinterpret_cast<float4*>(to) = update(r);
-          to += kClasses * s.width;
-        }
+        float* const to = state + tile * kColumns + own;
+        update_all([&](int r, const float4& cell) {
+          *reinterpret_cast<float4*>(to + r * s.width) = cell;
+        });
       }
     }
     if (!norms) continue;
