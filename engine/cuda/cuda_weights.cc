@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
@@ -36,6 +37,23 @@ void ConvertRow(const TensorView& tensor, int64_t row, int64_t inputs,
                                 : FloatToFloat16(value);
       std::memcpy(to + i * 2, &bits, 2);
     }
+  }
+}
+
+// The same for a part whose columns have another order. For small models: each
+// row goes through a buffer.
+void ConvertColumns(const MatrixPart& part, int64_t row, WeightType type,
+                    char* to) {
+  const int64_t size = WeightBytes(type);
+  std::vector<char> stored(part.tensor.shape[1] * size);
+  ConvertRow(part.tensor, row, part.tensor.shape[1], type, stored.data());
+  for (const int32_t column : part.col_order) {
+    if (column < 0) {
+      std::memset(to, 0, size);
+    } else {
+      std::memcpy(to, stored.data() + column * size, size);
+    }
+    to += size;
   }
 }
 
@@ -90,7 +108,7 @@ CudaWeightLoader::~CudaWeightLoader() {
 absl::Status CudaWeightLoader::Load(absl::Span<const MatrixPart> parts,
                                     WeightType type, int64_t row_elements,
                                     void* to) {
-  const int64_t inputs = parts.empty() ? 0 : parts[0].tensor.shape.back();
+  const int64_t inputs = parts.empty() ? 0 : parts[0].cols();
   const int64_t row_bytes = row_elements * WeightBytes(type);
   const int64_t filled = inputs * WeightBytes(type);
   if (row_bytes > kPieceBytes) {
@@ -101,7 +119,7 @@ absl::Status CudaWeightLoader::Load(absl::Span<const MatrixPart> parts,
   const int64_t rows_a_piece = kPieceBytes / row_bytes;
   char* target = static_cast<char*>(to);
   for (const MatrixPart& part : parts) {
-    if (part.tensor.shape.size() != 2 || part.tensor.shape[1] != inputs) {
+    if (part.tensor.shape.size() != 2 || part.cols() != inputs) {
       return absl::InvalidArgumentError(
           absl::StrCat("a part of a matrix does not have ", inputs, " inputs"));
     }
@@ -119,7 +137,11 @@ absl::Status CudaWeightLoader::Load(absl::Span<const MatrixPart> parts,
           char* row = piece.memory.data() + i * row_bytes;
           const int64_t from =
               part.row_order.empty() ? first + i : part.row_order[first + i];
-          ConvertRow(part.tensor, from, inputs, type, row);
+          if (part.col_order.empty()) {
+            ConvertRow(part.tensor, from, inputs, type, row);
+          } else {
+            ConvertColumns(part, from, type, row);
+          }
           std::memset(row + filled, 0, row_bytes - filled);
         }
       });

@@ -117,6 +117,7 @@ absl::StatusOr<GatedDeltaConfig> ReadGatedDeltaConfig(
   }
   RECURVE_ASSIGN_OR_RETURN(delta.head_dim,
                            config.Int("linear_key_head_dim", 1, 1024));
+  delta.scale = 1 / std::sqrt(static_cast<double>(delta.head_dim));
   RECURVE_ASSIGN_OR_RETURN(delta.value_dim,
                            config.Int("linear_value_head_dim", 1, 1024));
   RECURVE_ASSIGN_OR_RETURN(

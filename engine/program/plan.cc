@@ -44,7 +44,7 @@ Plan::Matrix PlanMatrix(const MatrixSource& source, const Device& device) {
                           ? RoundUp(part.rows(), ColumnMultiple(device))
                           : part.rows();
   }
-  matrix.inputs = source.parts[0].tensor.shape.back();
+  matrix.inputs = source.parts[0].cols();
   const bool wide = matrix.type == DType::kFloat32;
   matrix.padded_inputs =
       device.gpu ? RoundUp(matrix.inputs, wide ? kGpuFloatColumns : kGpuColumns)

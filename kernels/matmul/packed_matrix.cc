@@ -12,19 +12,22 @@ namespace recurve {
 
 namespace {
 
-absl::Status CheckRowOrder(const MatrixPart& part) {
-  if (part.row_order.empty()) return absl::OkStatus();
+absl::Status CheckOrder(const std::vector<int32_t>& order, int64_t size,
+                        absl::string_view what) {
+  if (order.empty()) return absl::OkStatus();
   std::vector<int32_t> stored;
-  for (int32_t row : part.row_order) {
-    if (row != -1) stored.push_back(row);
+  for (int32_t index : order) {
+    if (index != -1) stored.push_back(index);
   }
   std::sort(stored.begin(), stored.end());
-  std::vector<int32_t> all(part.tensor.shape[0]);
+  std::vector<int32_t> all(size);
   std::iota(all.begin(), all.end(), 0);
   if (stored != all) {
     return absl::InvalidArgumentError(
-        absl::StrCat("the row order of a matrix does not name each of its ",
-                     all.size(), " rows once"));
+        absl::StrCat("the ", what,
+                     " order of a matrix does not name each of "
+                     "its ",
+                     all.size(), " ", what, "s once"));
   }
   return absl::OkStatus();
 }
@@ -42,16 +45,17 @@ absl::StatusOr<PackedMatrix> PackedMatrix::Pack(
   for (const MatrixPart& part : parts) {
     const std::vector<int64_t>& shape = part.tensor.shape;
     if (shape.size() != 2 ||
-        (packed.inputs_ != 0 && shape[1] != packed.inputs_) || shape[0] < 1 ||
-        shape[1] < 1) {
+        (packed.inputs_ != 0 && part.cols() != packed.inputs_) ||
+        shape[0] < 1 || shape[1] < 1) {
       return absl::InvalidArgumentError(absl::StrCat(
           "cannot pack a tensor of shape [", absl::StrJoin(shape, ", "),
           "]; expected [rows, ",
           packed.inputs_ ? absl::StrCat(packed.inputs_) : "columns", "]"));
     }
-    RECURVE_RETURN_IF_ERROR(CheckRowOrder(part));
+    RECURVE_RETURN_IF_ERROR(CheckOrder(part.row_order, shape[0], "row"));
+    RECURVE_RETURN_IF_ERROR(CheckOrder(part.col_order, shape[1], "column"));
     packed.outputs_ += part.rows();
-    packed.inputs_ = shape[1];
+    packed.inputs_ = part.cols();
   }
   const int64_t blocks = (packed.outputs_ + kBlock - 1) / kBlock;
   const int64_t size = blocks * packed.inputs_ * kBlock;
@@ -68,7 +72,10 @@ absl::StatusOr<PackedMatrix> PackedMatrix::Pack(
       const int64_t base =
           (row / kBlock) * packed.inputs_ * kBlock + row % kBlock;
       for (int64_t c = 0; c < packed.inputs_; ++c) {
-        const float value = part.tensor.Element(stored * packed.inputs_ + c);
+        const int64_t column = part.col_order.empty() ? c : part.col_order[c];
+        if (column < 0) continue;
+        const float value =
+            part.tensor.Element(stored * part.tensor.shape[1] + column);
         if (storage == DType::kFloat32) {
           packed.floats_[base + c * kBlock] = value;
         } else {

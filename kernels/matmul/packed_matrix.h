@@ -11,7 +11,8 @@
 
 namespace recurve {
 
-// Rows of a weight matrix, [n, inputs], possibly reordered.
+// Rows of a weight matrix, [n, inputs], possibly reordered, as may be its
+// columns.
 struct MatrixPart {
   MatrixPart() = default;
   // NOLINTNEXTLINE(google-explicit-constructor): a tensor is its rows in order
@@ -25,9 +26,16 @@ struct MatrixPart {
                              : static_cast<int64_t>(row_order.size());
   }
 
+  int64_t cols() const {
+    return col_order.empty() ? tensor.shape[1]
+                             : static_cast<int64_t>(col_order.size());
+  }
+
   // Row i of the part is row row_order[i] of the tensor, or zero for -1. Every
   // row of the tensor occurs once. Empty: as stored.
   std::vector<int32_t> row_order;
+  // The same for columns.
+  std::vector<int32_t> col_order;
 };
 
 // A weight matrix [outputs, inputs] repacked for Matmul: groups of 16 output

@@ -53,7 +53,7 @@ class GoldenModelsTest
     model.swap_bytes = 0;
     EngineOptions options;
     options.max_chunk_tokens = chunk;
-    options.max_num_batched_tokens = std::max<int64_t>(chunk, 64);
+    options.max_num_batched_tokens = std::max<int64_t>(chunk, 128);
     options.max_num_seqs = 4;
     options.poison_released = true;
     auto loaded = LoadModel(model, &options);

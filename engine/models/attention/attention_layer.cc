@@ -28,9 +28,9 @@ std::string AttentionLayer::Describe() const {
 
 void AttentionLayer::Emit(ValueId in, ValueId residual,
                           ProgramBuilder& program) const {
-  const AttentionConfig& c = definition_.config;
+  const AttentionConfig& c = padded_.config;
   const AttentionShape& s = c.shape;
-  const AttentionTensors& t = definition_.tensors;
+  const AttentionTensors& t = padded_.tensors;
   const int64_t values = s.num_heads * s.value_dim;
   // One product; the gate follows the queries.
   std::vector<MatrixPart> parts = {t.q};
@@ -79,16 +79,15 @@ void AttentionLayer::Emit(ValueId in, ValueId residual,
 }
 
 absl::Status AttentionLayer::CheckGpu(absl::string_view where) const {
+  if (AttentionSupports(padded_.config.shape)) return absl::OkStatus();
   const AttentionShape& s = definition_.config.shape;
-  if (AttentionSupports(s)) return absl::OkStatus();
   return NotOnGpu(
       where,
       absl::StrCat("attention with ", s.num_heads, " query heads, ",
                    s.num_kv_heads, " key heads, ", s.head_dim, " and ",
                    s.value_dim, " features; expected at most ",
                    kAttentionMaxHeads, " query heads, ", kAttentionMaxGroup,
-                   " for each key head, and features in steps of ",
-                   kAttentionDimStep, " up to ", kAttentionMaxDim));
+                   " for each key head, and ", kAttentionMaxDim, " features"));
 }
 
 }  // namespace recurve

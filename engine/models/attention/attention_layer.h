@@ -42,10 +42,15 @@ struct AttentionDefinition {
   AttentionTensors tensors;
 };
 
+// The same layer with heads that kernels take: features in multiples of 16,
+// some of them zero.
+AttentionDefinition PadAttention(AttentionDefinition definition);
+
 class AttentionLayer : public LayerPart {
  public:
   explicit AttentionLayer(AttentionDefinition definition)
-      : definition_(std::move(definition)) {}
+      : definition_(std::move(definition)),
+        padded_(PadAttention(definition_)) {}
 
   const AttentionDefinition& definition() const { return definition_; }
 
@@ -61,6 +66,7 @@ class AttentionLayer : public LayerPart {
   }
 
   const AttentionDefinition definition_;
+  const AttentionDefinition padded_;  // what is computed
 };
 
 }  // namespace recurve

@@ -35,8 +35,8 @@ AttentionDefinition PadAttention(AttentionDefinition definition) {
   const PaddedHeads k = {s.num_kv_heads, s.head_dim, keys};
   const PaddedHeads v = {s.num_kv_heads, s.value_dim, values};
   const PaddedHeads out = {s.num_heads, s.value_dim, values};
-  t.q = PadRows(std::move(t.q), t.gate_in_q ? std::vector{q, out}
-                                            : std::vector{q});
+  t.q = PadRows(std::move(t.q),
+                t.gate_in_q ? std::vector{q, out} : std::vector{q});
   t.k = PadRows(std::move(t.k), {k});
   t.v = PadRows(std::move(t.v), {v});
   if (t.gate) t.gate = PadRows(*std::move(t.gate), {out});

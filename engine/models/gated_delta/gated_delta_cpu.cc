@@ -1,6 +1,4 @@
 // GatedDeltaOperation on the CPU, and what its plan needs.
-#include <cmath>
-
 #include "engine/cpu/cpu_step.h"
 #include "engine/models/gated_delta/gated_delta_operation.h"
 #include "kernels/linear_attn/gated_delta/gated_delta.h"
@@ -66,7 +64,7 @@ void GatedDeltaOperation::Run(const CpuStep& step) const {
       p.decay, false,       step.vector(p.a_log), step.vector(p.dt_bias),
       0,       p.beta_scale};
   delta.unit_eps = p.unit_eps;
-  delta.scale = 1 / std::sqrt(static_cast<float>(p.head_dim));
+  delta.scale = p.scale;
   delta.states = state.data;
   delta.slot_stride = state.stride;
   delta.slots = batch.slots.data();

@@ -1,7 +1,6 @@
 #include "engine/models/gated_delta/gated_delta_cuda.h"
 
 #include <algorithm>
-#include <cmath>
 #include <memory>
 
 #include "base/status_macros.h"
@@ -46,7 +45,7 @@ GatedDeltaParams LayerParams(const GatedDeltaOperation::Params& p,
       p.decay, false,       view.vector(p.a_log), view.vector(p.dt_bias),
       0,       p.beta_scale};
   params.unit_eps = p.unit_eps;
-  params.scale = 1 / std::sqrt(static_cast<float>(p.head_dim));
+  params.scale = p.scale;
   params.states = states.data;
   params.slot_stride = states.stride;
   return params;
@@ -134,7 +133,7 @@ absl::Status CudaGatedDelta::BeginMixed(const CudaStep& /*step*/,
 
 absl::Status CudaGatedDelta::Step(const GatedDeltaOperation::Params& p,
                                   const CudaView& view, const Segment& rows,
-                                  bool early) const {
+                                  WeightType out_type, bool early) const {
   const Activations z = view.View(p.z);
   const CudaView::States conv_states = view.states(p.conv_state);
   GatedDeltaStepParams params = {};
@@ -142,6 +141,11 @@ absl::Status CudaGatedDelta::Step(const GatedDeltaOperation::Params& p,
   params.of.query_start = rows.query_start;
   params.of.sequences = rows.count;
   params.of.slots = rows.slots;
+  // The row stride in bytes is the same for rounded and float rows.
+  if (out_type == WeightType::kBFloat16) {
+    params.of.out_type = ElementType::kBFloat16;
+    params.of.out_stride *= 2;
+  }
   params.conv_weight = view.vector(p.conv_weight);
   params.conv_width = p.conv_width;
   params.conv_states = conv_states.data;
@@ -216,13 +220,13 @@ absl::Status CudaGatedDelta::Prefill(const GatedDeltaOperation::Params& p,
 
 absl::Status CudaGatedDelta::Launch(const SequenceOperation& operation,
                                     const CudaView& view,
-                                    const Output& /*output*/) {
+                                    const Output& output) {
   const GatedDeltaOperation::Params& p =
       static_cast<const GatedDeltaOperation&>(operation).params();
   for (const Segment& segment : segments_) {
-    RECURVE_RETURN_IF_ERROR(segment.prompt
-                                ? Prefill(p, view, segment)
-                                : Step(p, view, segment, /*early=*/decode_));
+    RECURVE_RETURN_IF_ERROR(segment.prompt ? Prefill(p, view, segment)
+                                           : Step(p, view, segment, output.type,
+                                                  /*early=*/decode_));
   }
   return absl::OkStatus();
 }

@@ -50,7 +50,7 @@ class CudaGatedDelta : public CudaOperations {
   };
 
   absl::Status Step(const GatedDeltaOperation::Params& p, const CudaView& view,
-                    const Segment& rows, bool early) const;
+                    const Segment& rows, WeightType out_type, bool early) const;
   absl::Status Prefill(const GatedDeltaOperation::Params& p,
                        const CudaView& view, const Segment& rows) const;
 

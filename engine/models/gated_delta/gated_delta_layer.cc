@@ -31,8 +31,8 @@ std::string GatedDeltaLayer::Describe() const {
 
 void GatedDeltaLayer::Emit(ValueId in, ValueId residual,
                            ProgramBuilder& program) const {
-  const GatedDeltaConfig& c = definition_.config;
-  const GatedDeltaTensors& t = definition_.tensors;
+  const GatedDeltaConfig& c = padded_.config;
+  const GatedDeltaTensors& t = padded_.tensors;
   const int64_t channels = c.channels();
   const int64_t values = c.value_heads * c.value_dim;
   // b and a last: they may have any number of columns, and what is before them
@@ -55,6 +55,7 @@ void GatedDeltaLayer::Emit(ValueId in, ValueId residual,
   params.decay = c.decay;
   params.beta_scale = c.beta_scale;
   params.unit_eps = kUnitEps;
+  params.scale = static_cast<float>(c.scale);
   params.gate = c.gate;
   params.norm_eps = static_cast<float>(c.norm_eps);
   params.conv_weight = program.AddVector(t.conv_weight);
@@ -78,16 +79,23 @@ void GatedDeltaLayer::Emit(ValueId in, ValueId residual,
 }
 
 absl::Status GatedDeltaLayer::CheckGpu(absl::string_view where) const {
-  const GatedDeltaConfig& c = definition_.config;
-  if (!DeltaStepDoes(c.key_heads, c.value_heads, c.head_dim, c.value_dim) ||
-      !DeltaPrefillDoes(c.key_heads, c.value_heads, c.head_dim, c.value_dim)) {
-    return NotOnGpu(
-        where,
-        absl::StrCat("a gated delta rule with heads of ", c.head_dim, " and ",
-                     c.value_dim, " features; expected multiples of 8 up to ",
-                     kDeltaPrefillDim, " and ", kDeltaPrefillMaxValue));
+  const GatedDeltaConfig& c = padded_.config;
+  const int blocks = DeltaStepCluster(c.key_heads, c.value_heads, c.value_dim,
+                                      /*convolves=*/true, /*norms=*/true);
+  if (DeltaStepDoes(c.key_heads, c.value_heads, c.head_dim, c.value_dim) &&
+      DeltaPrefillDoes(c.key_heads, c.value_heads, c.head_dim, c.value_dim) &&
+      blocks <= kDeltaStepMaxCluster) {
+    return absl::OkStatus();
   }
-  return absl::OkStatus();
+  return NotOnGpu(
+      where,
+      absl::StrCat("a gated delta rule with ", c.key_heads, " key heads of ",
+                   definition_.config.head_dim, " and ", c.value_heads,
+                   " value heads of ", definition_.config.value_dim,
+                   " features; expected at most ", kDeltaPrefillDim, " and ",
+                   kDeltaPrefillMaxValue, " features, and at most ",
+                   kDeltaStepMaxCluster * kDeltaStepColumns,
+                   " of values for each key head"));
 }
 
 }  // namespace recurve

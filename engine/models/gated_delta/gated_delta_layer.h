@@ -21,6 +21,7 @@ struct GatedDeltaConfig {
   int64_t head_dim = 0;     // D of q and k
   int64_t value_dim = 0;    // E of v
   int64_t conv_width = 0;   // W
+  double scale = 0;         // of queries; D^−1/2 as a rule
   DeltaDecay decay = DeltaDecay::kSoftplus;
   float beta_scale = 1;  // 2 where negative eigenvalues are allowed
   double norm_eps = 0;
@@ -50,10 +51,15 @@ struct GatedDeltaDefinition {
   GatedDeltaTensors tensors;
 };
 
+// The same layer with heads that kernels take: features in multiples of 8, some
+// of them zero.
+GatedDeltaDefinition PadGatedDelta(GatedDeltaDefinition definition);
+
 class GatedDeltaLayer : public LayerPart {
  public:
   explicit GatedDeltaLayer(GatedDeltaDefinition definition)
-      : definition_(std::move(definition)) {}
+      : definition_(std::move(definition)),
+        padded_(PadGatedDelta(definition_)) {}
 
   const GatedDeltaDefinition& definition() const { return definition_; }
 
@@ -65,6 +71,7 @@ class GatedDeltaLayer : public LayerPart {
 
  private:
   const GatedDeltaDefinition definition_;
+  const GatedDeltaDefinition padded_;  // what is computed
 };
 
 }  // namespace recurve

@@ -26,6 +26,7 @@ class GatedDeltaOperation : public SequenceOperation {
     DeltaDecay decay = DeltaDecay::kSoftplus;
     float beta_scale = 1;
     float unit_eps = 0;
+    float scale = 0;
     float norm_eps = 0;
     Activation gate = Activation::kSilu;
     VectorId conv_weight;  // [channels, W]
@@ -54,6 +55,12 @@ class GatedDeltaOperation : public SequenceOperation {
   }
   Slice output() const override { return params_.out; }
   Slice workspace() const override { return params_.convolved; }
+  // Of the step kernel.
+  std::optional<DType> RoundedOutput(bool decode,
+                                     DType /*pages*/) const override {
+    if (!decode) return std::nullopt;
+    return DType::kBFloat16;
+  }
   // The GPU computes prompts by chunks at multiples of the position.
   int64_t ChunkMultiple(const Device& device,
                         std::optional<DType> matrices) const override;
