@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/output_file.h"
+#include "bench/cuda/attention_bench.h"
 #include "bench/cuda/gated_delta_bench.h"
 #include "bench/cuda/linear_bench.h"
 #include "bench/cuda/linear_noncausal_bench.h"
@@ -27,6 +28,7 @@ struct Operation {
   std::vector<Result> (*bench)(const BenchOptions& options);
 };
 constexpr Operation kOperations[] = {
+    {"attention", recurve::bench::BenchAttention},
     {"tpa", recurve::bench::BenchTpa},
     {"gated_delta", recurve::bench::BenchGatedDelta},
     {"linear", recurve::bench::BenchLinear},
@@ -42,7 +44,8 @@ constexpr Operation kOperations[] = {
 constexpr char kUsage[] =
     "usage: recurve-kernel-bench [--json FILE] [--commit ID] [--quick]\n"
     "                            [--only "
-    "tpa|gated_delta|linear|linear_noncausal|\n"
+    "attention|tpa|gated_delta|linear|linear_noncausal|
+"
     "                                    "
     "linear_prefill|lrpe|matmul|norm|sampling|tpa_prefill]\n"
     "                            [--shape PART_OF_A_NAME]\n";
