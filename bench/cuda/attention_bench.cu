@@ -92,9 +92,9 @@ class AttentionBench {
     plan_ = PlanAttention(case_.shape, WeightType::kBFloat16, device);
     const int rows = static_cast<int>(tokens());
     std::vector<char> schedule(AttentionScheduleParts(plan_, rows).bytes);
-    if (!MakeAttentionSchedule({lengths_.data(), nullptr, rows,
-                                kAttentionPageTokens * table_stride_},
-                               plan_, schedule.data())) {
+    if (!MakeAttentionSchedule(
+            {lengths_.data(), nullptr, rows, table_.data(), table_stride_},
+            plan_, schedule.data())) {
       std::fprintf(stderr, "attention %s: no schedule\n", case_.name.c_str());
       std::exit(1);
     }

@@ -43,11 +43,11 @@ constexpr Operation kOperations[] = {
 
 constexpr char kUsage[] =
     "usage: recurve-kernel-bench [--json FILE] [--commit ID] [--quick]\n"
-    "                            [--only "
-    "attention|tpa|gated_delta|linear|linear_noncausal|
-"
+    "                            [--only attention|gated_delta|tpa|linear|\n"
     "                                    "
-    "linear_prefill|lrpe|matmul|norm|sampling|tpa_prefill]\n"
+    "linear_noncausal|linear_prefill|lrpe|matmul|\n"
+    "                                    "
+    "norm|sampling|tpa_prefill]\n"
     "                            [--shape PART_OF_A_NAME]\n";
 
 bool IsOperation(const std::string& name) {

@@ -254,6 +254,7 @@ TEST_F(AttentionGpuTest, BitsDoNotDependOnTheBatchOrTheGpu) {
         cache.plan.blocks = count;
         for (int fresh : {1, 65, INT32_MAX}) {
           cache.fresh_tokens = fresh;
+          cache.host_pages = fresh != 65;
           std::reverse(rows.begin(), rows.end());
           std::reverse(alone.begin(), alone.end());
           const std::vector<float> out = cache.Decode(rows);

@@ -116,6 +116,7 @@ AttentionGpuCache::AttentionGpuCache(
   }
   pages_ = std::make_unique<DeviceBuffer<uint8_t>>(
       Poison(pool * page_stride_ * ElementBytes(config.element)));
+  host_table_ = table;
   table_ = std::make_unique<DeviceBuffer<int32_t>>(table);
   q_weight_ = std::make_unique<DeviceBuffer<float>>(sequences_[0]->q_weight);
   k_weight_ = std::make_unique<DeviceBuffer<float>>(sequences_[0]->k_weight);
@@ -294,10 +295,10 @@ std::vector<float> AttentionGpuCache::Decode(
     stale_ = true;
   }
   std::vector<uint8_t> host(AttentionScheduleParts(plan, step->rows).bytes);
-  EXPECT_TRUE(
-      MakeAttentionSchedule({step->lengths.data(), step->sequence.data(),
-                             step->rows, kAttentionPageTokens * table_stride_},
-                            plan, host.data()));
+  EXPECT_TRUE(MakeAttentionSchedule(
+      {step->lengths.data(), step->sequence.data(), step->rows,
+       host_pages ? host_table_.data() : nullptr, table_stride_},
+      plan, host.data()));
   DeviceBuffer<uint8_t> schedule(host);
   DeviceBuffer<uint8_t> scratch(
       Poison(AttentionScratchBytes(plan, step->rows, table_stride_)));

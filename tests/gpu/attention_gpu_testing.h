@@ -77,7 +77,8 @@ class AttentionGpuCache {
   AttentionPlan plan;
   WeightType out_type = WeightType::kFloat32;
   int fresh_tokens = 1;
-  bool aligned = true;  // rows of inputs begin at 16 bytes
+  bool host_pages = true;  // the schedule has page numbers
+  bool aligned = true;     // rows of inputs begin at 16 bytes
 
  private:
   struct Step;
@@ -97,6 +98,7 @@ class AttentionGpuCache {
   std::vector<std::vector<int32_t>> owned_;
   std::vector<int> appended_;
   std::unique_ptr<DeviceBuffer<uint8_t>> pages_;
+  std::vector<int32_t> host_table_;
   std::unique_ptr<DeviceBuffer<int32_t>> table_;
   std::unique_ptr<DeviceBuffer<float>> q_weight_;
   std::unique_ptr<DeviceBuffer<float>> k_weight_;

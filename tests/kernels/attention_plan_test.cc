@@ -71,8 +71,12 @@ void ExpectComplete(const AttentionPlan& plan,
   const int rows = static_cast<int>(lengths.size());
   const AttentionScheduleLayout parts = AttentionScheduleParts(plan, rows);
   std::vector<char> memory(parts.bytes, 'x');
-  ASSERT_TRUE(MakeAttentionSchedule({lengths.data(), nullptr, rows, 1 << 30},
-                                    plan, memory.data()));
+  const int64_t stride = 1100;
+  std::vector<int32_t> table(rows * stride);
+  for (size_t i = 0; i < table.size(); ++i) table[i] = static_cast<int32_t>(i);
+  ASSERT_TRUE(MakeAttentionSchedule(
+      {lengths.data(), nullptr, rows, table.data(), stride}, plan,
+      memory.data()));
   const auto* blocks = reinterpret_cast<const AttentionBlockWork*>(
       memory.data() + parts.block_work);
   const auto* row_work =
@@ -96,6 +100,19 @@ void ExpectComplete(const AttentionPlan& plan,
       }
       ASSERT_LT(row, rows);
       const AttentionRowWork& work = row_work[row];
+      if (i == 0) {
+        ASSERT_EQ(blocks[b].first.length, work.length);
+        ASSERT_EQ(blocks[b].first.first_slot, work.first_slot);
+        ASSERT_EQ(
+            blocks[b].page_count,
+            std::min(kAttentionEarlyPages,
+                     std::min(work.chunk_pages, AttentionPages(work.length) -
+                                                    chunk * work.chunk_pages)));
+        for (int j = 0; j < blocks[b].page_count; ++j) {
+          ASSERT_EQ(blocks[b].pages[j],
+                    row * stride + chunk * work.chunk_pages + j);
+        }
+      }
       ASSERT_EQ(work.length, lengths[row]);
       ASSERT_EQ(work.sequence, row);
       ASSERT_EQ(work.chunks, AttentionChunks(plan.shape, lengths[row]));
@@ -146,7 +163,7 @@ TEST(AttentionPlanTest, FewItemsAreOnDifferentBlocks) {
       PlanAttention({16, 4, 256, 256}, WeightType::kBFloat16, kHopper);
   const int32_t length = 32768;
   std::vector<char> memory(AttentionScheduleParts(plan, 1).bytes);
-  ASSERT_TRUE(MakeAttentionSchedule({&length, nullptr, 1, length}, plan,
+  ASSERT_TRUE(MakeAttentionSchedule({&length, nullptr, 1, nullptr, 512}, plan,
                                     memory.data()));
   const auto* blocks = reinterpret_cast<const AttentionBlockWork*>(
       memory.data() + AttentionScheduleParts(plan, 1).block_work);
@@ -161,18 +178,18 @@ TEST(AttentionPlanTest, RefusesWhatTheHeaderRulesOut) {
   std::vector<char> memory(AttentionScheduleParts(plan, 2).bytes);
   const int32_t lengths[] = {64, 65};
   const int32_t negative[] = {-1, 65};
-  EXPECT_TRUE(
-      MakeAttentionSchedule({lengths, nullptr, 2, 128}, plan, memory.data()));
-  EXPECT_FALSE(
-      MakeAttentionSchedule({lengths, nullptr, 2, 64}, plan, memory.data()));
-  EXPECT_FALSE(
-      MakeAttentionSchedule({lengths, nullptr, 0, 128}, plan, memory.data()));
-  EXPECT_FALSE(
-      MakeAttentionSchedule({negative, nullptr, 2, 128}, plan, memory.data()));
-  EXPECT_FALSE(
-      MakeAttentionSchedule({lengths, negative, 2, 128}, plan, memory.data()));
-  EXPECT_FALSE(
-      MakeAttentionSchedule({lengths, nullptr, 2, 128}, {}, memory.data()));
+  EXPECT_TRUE(MakeAttentionSchedule({lengths, nullptr, 2, nullptr, 2}, plan,
+                                    memory.data()));
+  EXPECT_FALSE(MakeAttentionSchedule({lengths, nullptr, 2, nullptr, 1}, plan,
+                                     memory.data()));
+  EXPECT_FALSE(MakeAttentionSchedule({lengths, nullptr, 0, nullptr, 2}, plan,
+                                     memory.data()));
+  EXPECT_FALSE(MakeAttentionSchedule({negative, nullptr, 2, nullptr, 2}, plan,
+                                     memory.data()));
+  EXPECT_FALSE(MakeAttentionSchedule({lengths, negative, 2, nullptr, 2}, plan,
+                                     memory.data()));
+  EXPECT_FALSE(MakeAttentionSchedule({lengths, nullptr, 2, nullptr, 2}, {},
+                                     memory.data()));
   EXPECT_EQ(
       PlanAttention({5, 2, 64, 64}, WeightType::kBFloat16, kHopper).blocks, 0);
 }

@@ -2,8 +2,8 @@
 // rounds it into its page, keys after norm and rotation; other warps of the
 // same launch form heads of queries for decode. A lane has eight features.
 // Shapes: k [T, G, D], v [T, G, E], q [T, H, D] float32; pages of 64 tokens.
-// Floor: T · G · (D + E) · (4 + 2) bytes, and for queries T · H · D · (4 + 4)
-// more.
+// Floor: T · G · (D + E) · (4 + 2) bytes, and for queries
+// T · H · D · (4 + 4) more.
 #include <cstdint>
 
 #include "kernels/attention/attention_cuda.h"

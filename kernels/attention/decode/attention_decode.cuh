@@ -26,7 +26,7 @@ struct AttentionDecodeArgs {
   __device__ T* Scheduled(int64_t offset) const {
     return reinterpret_cast<T*>(static_cast<char*>(p.schedule) + offset);
   }
-  __device__ AttentionBlockWork block_work() const {
+  __device__ const AttentionBlockWork& block_work() const {
     return Scheduled<const AttentionBlockWork>(parts.block_work)[blockIdx.x];
   }
   __device__ const AttentionRowWork& row_work(int row) const {
@@ -51,10 +51,10 @@ struct AttentionItem {
   AttentionRowWork work;
 
   AttentionItem() = default;
-  __device__ __forceinline__ AttentionItem(const AttentionDecodeArgs& args,
-                                           const AttentionBlockWork& block)
+  __device__ __forceinline__ explicit AttentionItem(
+      const AttentionBlockWork& block)
       : row(block.row), head(block.head), chunk(block.chunk) {
-    Read(args);
+    Read(block.first);
   }
   // REQUIRES: there is a next one.
   __device__ __forceinline__ void Next(const AttentionDecodeArgs& args) {
@@ -63,7 +63,7 @@ struct AttentionItem {
     if (++head < static_cast<int>(args.p.shape.num_kv_heads)) return;
     head = 0;
     ++row;
-    Read(args);
+    Read(args.row_work(row));
   }
   __device__ __forceinline__ int first_page() const {
     return chunk * work.chunk_pages;
@@ -76,8 +76,8 @@ struct AttentionItem {
   }
 
  private:
-  __device__ __forceinline__ void Read(const AttentionDecodeArgs& args) {
-    const auto* from = reinterpret_cast<const int4*>(&args.row_work(row));
+  __device__ __forceinline__ void Read(const AttentionRowWork& of) {
+    const auto* from = reinterpret_cast<const int4*>(&of);
     const int4 low = from[0];
     work.length = low.x;
     work.sequence = low.y;

@@ -10,7 +10,8 @@ namespace recurve {
 
 // One of 128 threads, those of an octet. Results are weighted by 2^(score -
 // max); a result without tokens has max -inf and sum 0.
-template <int kWidth>
+// `kLoads`: of partial results in flight together, for a thread.
+template <int kWidth, int kLoads = 8>
 class AttentionFinisher {
  public:
   static constexpr int kPart = AttentionSharedLayout::Part(kWidth);
@@ -118,8 +119,6 @@ class AttentionFinisher {
   }
 
  private:
-  static constexpr int kLoads = 8;  // in flight together
-
   __device__ __forceinline__ void Emit(const AttentionItem& item, int head,
                                        int feature, float4 x, float sum) const {
     const float scale = sum == 0.0f ? 0.0f : __fdiv_rn(1.0f, sum);

@@ -184,9 +184,10 @@ __global__ void __launch_bounds__(256, 1)
     attention_plain_kernel(const __grid_constant__ AttentionDecodeArgs args) {
   extern __shared__ __align__(1024) char shared[];
   LaunchDependents();
-  const AttentionBlockWork block = args.block_work();
+  const AttentionBlockWork& block = args.block_work();
+  const int items = block.items;
   WaitForPrevious();
-  if (block.items == 0) return;
+  if (items == 0) return;
   const int octet = static_cast<int>(threadIdx.x) / 128;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int dim = static_cast<int>(args.p.shape.head_dim);
@@ -196,8 +197,8 @@ __global__ void __launch_bounds__(256, 1)
           octet * AttentionSharedLayout::ExchangeBytes(256));
   AttentionPlainWorker<T> worker(args.layout, args.p.cache, dim,
                                  static_cast<int>(args.p.shape.value_dim));
-  AttentionItem item(args, block);
-  for (int n = 0; n < block.items; ++n) {
+  AttentionItem item(block);
+  for (int n = 0; n < items; ++n) {
     if (n > 0) item.Next(args);
     worker.Begin();
     const int64_t kv_head =

@@ -14,6 +14,18 @@ int64_t Aligned(int64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 // merged.
 int64_t Cost(int pages) { return 4 * int64_t{pages} + 1; }
 
+// Adds what the block's first item needs at once.
+void BeginShare(const AttentionScheduleParams& params,
+                const AttentionRowWork& work, int pages,
+                AttentionBlockWork* block) {
+  block->first = work;
+  if (params.page_table == nullptr) return;
+  block->page_count = std::min(pages, kAttentionEarlyPages);
+  std::copy_n(params.page_table + work.sequence * params.page_table_stride +
+                  block->chunk * work.chunk_pages,
+              block->page_count, block->pages);
+}
+
 // Pages of chunk `chunk` of a row.
 int PagesOf(const AttentionRowWork& row, int chunk) {
   return std::min(row.chunk_pages,
@@ -89,7 +101,8 @@ bool MakeAttentionSchedule(const AttentionScheduleParams& params,
   int64_t cost = 0;
   for (int r = 0; r < params.rows; ++r) {
     const int32_t length = params.lengths[r];
-    if (length < 0 || length > params.max_length ||
+    if (length < 0 ||
+        length > kAttentionPageTokens * params.page_table_stride ||
         (params.row_sequence != nullptr && params.row_sequence[r] < 0)) {
       return false;
     }
@@ -124,14 +137,18 @@ bool MakeAttentionSchedule(const AttentionScheduleParams& params,
   const int64_t used = std::min<int64_t>(plan.blocks, items);
   int64_t done = 0;  // cost of earlier items
   int64_t block = 0;
-  for (int64_t b = 0; b < plan.blocks; ++b) blocks[b] = {0, 0, 0, 0};
+  std::fill_n(blocks, plan.blocks, AttentionBlockWork{});
   for (int r = 0; r < params.rows; ++r) {
     for (int32_t head = 0; head < heads; ++head) {
       for (int32_t chunk = 0; chunk < rows[r].chunks; ++chunk) {
         while (block + 1 < used && done >= (block + 1) * cost / used) ++block;
-        if (blocks[block].items == 0) blocks[block] = {r, head, chunk, 0};
+        const int pages = std::max(0, PagesOf(rows[r], chunk));
+        if (blocks[block].items == 0) {
+          blocks[block] = {r, head, chunk, 0, {}, 0, {}};
+          BeginShare(params, rows[r], pages, &blocks[block]);
+        }
         ++blocks[block].items;
-        done += Cost(std::max(0, PagesOf(rows[r], chunk)));
+        done += Cost(pages);
       }
     }
   }

@@ -122,12 +122,21 @@ struct alignas(16) AttentionRowWork {
                        // those of other heads follow
   int32_t unused[3];
 };
-struct alignas(16) AttentionBlockWork {
+// Page numbers stored in a block's share, so that no second read is needed.
+inline constexpr int kAttentionEarlyPages = 19;
+
+// A block's share. One line of memory: after one read a block knows where its
+// first keys are.
+struct alignas(128) AttentionBlockWork {
   int32_t row;  // of the first item
   int32_t head;
   int32_t chunk;
-  int32_t items;  // may be 0
+  int32_t items;                        // may be 0
+  AttentionRowWork first;               // of `row`
+  int32_t page_count;                   // of `pages`
+  int32_t pages[kAttentionEarlyPages];  // the first item's first pages
 };
+static_assert(sizeof(AttentionBlockWork) == 128, "one line of memory");
 
 // Layout of a schedule, in bytes.
 struct AttentionScheduleLayout {
@@ -144,9 +153,11 @@ AttentionScheduleLayout AttentionScheduleParts(const AttentionPlan& plan,
 struct AttentionScheduleParams {
   const int32_t* lengths;  // [rows] tokens that a row sees, >= 0
   const int32_t*
-      row_sequence;    // [rows] row of the page table, or null: its own
-  int rows;            // 1 to kAttentionMaxRows
-  int64_t max_length;  // of a row: 64 · the page table's stride
+      row_sequence;           // [rows] row of the page table, or null: its own
+  int rows;                   // 1 to kAttentionMaxRows
+  const int32_t* page_table;  // [sequences, page_table_stride]: of each row's
+                              // pages some are read; null: by the device
+  int64_t page_table_stride;  // pages; rows are not longer
 };
 
 // Shares out the work of a decode step. `schedule` is host memory of

@@ -57,11 +57,12 @@ class AttentionProducer {
         query_bytes_(args.octets * static_cast<int>(args.p.shape.head_dim) *
                      32) {}
 
-  __device__ __forceinline__ void Run(const AttentionBlockWork& block) {
-    AttentionItem item(args_, block);
+  __device__ __forceinline__ void Run(const AttentionBlockWork& block,
+                                      int items) {
+    AttentionItem item(block);
     int issued = 0;
 #pragma unroll 1
-    for (int n = 0; n < block.items; ++n) {
+    for (int n = 0; n < items; ++n) {
       if (n > 0) {
         item.Next(args_);
         CopyQueries(item, n);
@@ -72,7 +73,9 @@ class AttentionProducer {
         const int lane = static_cast<int>(threadIdx.x) % 32;
         const int index = item.first_page() + first;
         int32_t ids = 0;
-        if (first + lane < pages) {
+        if (n == 0 && first + lane < block.page_count) {
+          ids = block.pages[first + lane];
+        } else if (first + lane < pages) {
           ids = args_.p.cache.page_table[item.work.sequence *
                                              args_.p.cache.page_table_stride +
                                          index + lane];
@@ -150,8 +153,12 @@ class AttentionProducer {
 // eight heads' first terms, rows 8 to 15 their second terms, so the sum of a
 // thread's two rows is the score of both. Weights are split in the same way. A
 // query octet in memory is [D / 16] fragments of [32 lanes][4 registers].
-template <typename T, int kWidth>
+template <typename T, int kWidth, int kOctets>
 class AttentionDecodeWorker {
+  // As many loads in flight as there are registers for.
+  using Finisher =
+      AttentionFinisher<kWidth, kWidth == 256 && kOctets == 1 ? 32 : 16>;
+
  public:
   __device__ __forceinline__
   AttentionDecodeWorker(const AttentionDecodeArgs& args, char* shared)
@@ -168,11 +175,12 @@ class AttentionDecodeWorker {
                   shared + layout_.exchange +
                       octet_ * AttentionSharedLayout::ExchangeBytes(kWidth)) {}
 
-  __device__ __forceinline__ void Run(const AttentionBlockWork& block) {
+  __device__ __forceinline__ void Run(const AttentionBlockWork& block,
+                                      int items) {
     WaitForPrevious();
-    AttentionItem item(args_, block);
+    AttentionItem item(block);
 #pragma unroll 1
-    for (int n = 0; n < block.items; ++n) {
+    for (int n = 0; n < items; ++n) {
       if (n > 0) item.Next(args_);
       BarrierWait(barriers_.full_queries(n % 2), n / 2 % 2);
       queries_ = shared_ + layout_.queries +
@@ -305,7 +313,6 @@ class AttentionDecodeWorker {
   }
 
   __device__ __forceinline__ void Finish(const AttentionItem& item) {
-    using Finisher = AttentionFinisher<kWidth>;
     const int head = lane_ / 4;
     const float sum = LaneSum<4>(sum_);
     if (lane_ % 4 == 0) finisher_.PutState(warp_, head, max_, sum);
@@ -340,7 +347,7 @@ class AttentionDecodeWorker {
   const int lane_;
   const int steps_;
   const int tiles_;
-  AttentionFinisher<kWidth> finisher_;
+  Finisher finisher_;
   uint32_t queries_ = 0;  // this thread's first fragment
   AttentionStage stage_;
   float out_[kWidth / 8][4];
@@ -354,8 +361,9 @@ __global__ void __launch_bounds__(128 * kOctets + 32, 1)
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(1024) char shared[];
   LaunchDependents();
-  const AttentionBlockWork block = args.block_work();
-  if (block.items == 0) return;
+  const AttentionBlockWork& block = args.block_work();
+  const int items = block.items;
+  if (items == 0) return;
   const AttentionSharedLayout layout(kWidth, args.octets);
   const AttentionBarriers barriers = {SharedAddress(shared) +
                                       static_cast<uint32_t>(layout.barriers)};
@@ -373,9 +381,9 @@ __global__ void __launch_bounds__(128 * kOctets + 32, 1)
   }
   __syncthreads();
   if (Uniform(static_cast<int>(threadIdx.x) / 32) == 4 * args.octets) {
-    AttentionProducer<kWidth>(args, SharedAddress(shared)).Run(block);
+    AttentionProducer<kWidth>(args, SharedAddress(shared)).Run(block, items);
   } else {
-    AttentionDecodeWorker<T, kWidth>(args, shared).Run(block);
+    AttentionDecodeWorker<T, kWidth, kOctets>(args, shared).Run(block, items);
   }
 #else
   __trap();  // never launched
