@@ -1,6 +1,8 @@
 // Append and decode of softmax attention on the GPU.
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -286,6 +288,56 @@ TEST_F(AttentionGpuTest, RepeatsToTheBit) {
   for (int i = 0; i < 8; ++i) rows.push_back({0, 4097 - 300 * i});
   const std::vector<float> want = cache.Decode(rows);
   for (int i = 0; i < 20; ++i) ASSERT_TRUE(SameBits(cache.Decode(rows), want));
+}
+
+TEST_F(AttentionGpuTest, GraphReplaysWhileContextsGrow) {
+  for (WeightType type : kTypes) {
+    const AttentionTestConfig& of = kDecodeConfigs[1];
+    const AttentionTokens a(of, 2600, 13);
+    const AttentionTokens b(of, 200, 14);
+    AttentionGpuCache cache({of, type}, {&a, &b});
+    cache.Append(0, 0, 2599);
+    cache.Append(1, 0, 128);
+    const std::vector<float> got =
+        cache.Replay({{0, 1}, {1, 0}, {0, 0}}, {{0, 2600}, {1, 129}, {1, 0}});
+    EXPECT_TRUE(SameBits(got, cache.Decode({{0, 2600}, {1, 129}, {1, 0}})));
+    ExpectRow(got, 0, cache, of.shape, {0, 2600}, DecodeTolerance(type));
+  }
+}
+
+TEST_F(AttentionGpuTest, DecodeRefusesWhatTheHeaderRulesOut) {
+  const AttentionTestConfig& of = kDecodeConfigs[1];
+  const AttentionTokens tokens(of, 1, 15);
+  AttentionGpuCache cache({of, WeightType::kBFloat16}, {&tokens});
+  cache.AppendAll();
+  using Params = AttentionCudaDecodeParams;
+  EXPECT_EQ(cache.TryDecode([](Params*, AttentionPlan*) {}), cudaSuccess);
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  const std::function<void(Params*, AttentionPlan*)> changes[] = {
+      [](Params* p, AttentionPlan*) { p->rows = -1; },
+      [](Params* p, AttentionPlan*) { p->rows = kAttentionMaxRows + 1; },
+      [](Params* p, AttentionPlan*) { p->shape.num_heads = 8; },
+      [](Params* p, AttentionPlan*) {
+        p->cache.element = WeightType::kFloat16;
+      },
+      [](Params* p, AttentionPlan*) { p->cache.page_stride -= 16; },
+      [](Params* p, AttentionPlan*) { p->cache.page_stride += 4; },
+      [](Params* p, AttentionPlan*) { p->cache.page_table = nullptr; },
+      [](Params* p, AttentionPlan*) { p->queries = nullptr; },
+      [](Params* p, AttentionPlan*) { p->fresh_tokens = -1; },
+      [](Params* p, AttentionPlan*) { p->out.data = nullptr; },
+      [](Params* p, AttentionPlan*) { p->out.stride -= 16; },
+      [](Params* p, AttentionPlan*) { p->out.gate_stride = 8; },
+      [](Params* p, AttentionPlan*) { p->out.gate += 1; },
+      [](Params* p, AttentionPlan*) { p->schedule = nullptr; },
+      [](Params* p, AttentionPlan*) { p->scratch = Misaligned(p->scratch); },
+      [](Params* p, AttentionPlan*) { p->scratch_bytes -= 1; },
+      [](Params*, AttentionPlan* plan) { plan->blocks = 0; },
+      [](Params*, AttentionPlan* plan) { plan->shape.head_dim = 128; },
+  };
+  for (size_t i = 0; i < std::size(changes); ++i) {
+    EXPECT_EQ(cache.TryDecode(changes[i]), cudaErrorInvalidValue) << i;
+  }
 }
 
 // ---- prefill ----

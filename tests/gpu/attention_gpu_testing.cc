@@ -80,6 +80,9 @@ struct AttentionGpuCache::Step {
   std::unique_ptr<DeviceBuffer<float>> sin;
   std::unique_ptr<DeviceBuffer<uint8_t>> queries;
   std::unique_ptr<DeviceBuffer<uint8_t>> out;
+  std::vector<uint8_t> host_schedule;  // of decode, as what follows
+  std::unique_ptr<DeviceBuffer<uint8_t>> schedule;
+  std::unique_ptr<DeviceBuffer<uint8_t>> scratch;
   int64_t gate_stride;
   int64_t out_stride;
   int rows;
@@ -250,8 +253,7 @@ void AttentionGpuCache::Append(int sequence, int begin, int end) {
   const std::unique_ptr<Step> step = MakeStep(rows);
   EXPECT_EQ(LaunchAttentionAppend(AppendParams(*step), nullptr), cudaSuccess);
   EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-  appended_[sequence] = std::max(appended_[sequence], end);
-  stale_ = true;
+  Note(rows);
 }
 
 void AttentionGpuCache::AppendAll() {
@@ -280,44 +282,110 @@ std::vector<float> AttentionGpuCache::Compact(const Step& step) const {
   return compact;
 }
 
-std::vector<float> AttentionGpuCache::Decode(
-    const std::vector<AttentionGpuRow>& rows, bool append) {
-  const std::unique_ptr<Step> step = MakeStep(rows);
-  AttentionCudaAppendParams appends = AppendParams(*step);
-  appends.query_rows = step->rows;
-  DeviceBuffer<int64_t> none(std::vector<int64_t>(step->rows, -1));
-  if (!append) {
-    appends.positions = none.data();
-  } else {
-    for (const AttentionGpuRow& row : rows) {
-      appended_[row.sequence] = std::max(appended_[row.sequence], row.length);
-    }
-    stale_ = true;
-  }
-  std::vector<uint8_t> host(AttentionScheduleParts(plan, step->rows).bytes);
-  EXPECT_TRUE(MakeAttentionSchedule(
-      {step->lengths.data(), step->sequence.data(), step->rows,
-       host_pages ? host_table_.data() : nullptr, table_stride_},
-      plan, host.data()));
-  DeviceBuffer<uint8_t> schedule(host);
-  DeviceBuffer<uint8_t> scratch(
-      Poison(AttentionScratchBytes(plan, step->rows, table_stride_)));
+AttentionCudaDecodeParams AttentionGpuCache::DecodeParams(
+    const Step& step) const {
   AttentionCudaDecodeParams p = {};
   p.shape = config_.of.shape;
   p.cache = View();
-  p.rows = step->rows;
-  p.queries = step->queries->data();
+  p.rows = step.rows;
+  p.queries = step.queries->data();
   p.fresh_tokens = fresh_tokens;
-  p.out = {out_type, step->out->data(), step->out_stride,
-           config_.of.gate ? step->gate->data() : nullptr, step->gate_stride};
-  p.schedule = schedule.data();
-  p.scratch = scratch.data();
-  p.scratch_bytes = AttentionScratchBytes(plan, step->rows, table_stride_);
+  p.out = {out_type, step.out->data(), step.out_stride,
+           config_.of.gate ? step.gate->data() : nullptr, step.gate_stride};
+  p.schedule = step.schedule->data();
+  p.scratch = step.scratch->data();
+  p.scratch_bytes = AttentionScratchBytes(plan, step.rows, table_stride_);
+  return p;
+}
+
+// The work of a decode step, and memory for it.
+void AttentionGpuCache::Share(Step* step) const {
+  step->host_schedule.resize(AttentionScheduleParts(plan, step->rows).bytes);
+  EXPECT_TRUE(MakeAttentionSchedule(
+      {step->lengths.data(), step->sequence.data(), step->rows,
+       host_pages ? host_table_.data() : nullptr, table_stride_},
+      plan, step->host_schedule.data()));
+  step->schedule = std::make_unique<DeviceBuffer<uint8_t>>(step->host_schedule);
+  step->scratch = std::make_unique<DeviceBuffer<uint8_t>>(
+      Poison(AttentionScratchBytes(plan, step->rows, table_stride_)));
+}
+
+void AttentionGpuCache::Note(const std::vector<AttentionGpuRow>& rows) {
+  for (const AttentionGpuRow& row : rows) {
+    appended_[row.sequence] = std::max(appended_[row.sequence], row.length);
+  }
+  stale_ = true;
+}
+
+std::vector<float> AttentionGpuCache::Decode(
+    const std::vector<AttentionGpuRow>& rows, bool append) {
+  const std::unique_ptr<Step> step = MakeStep(rows);
+  Share(step.get());
+  AttentionCudaAppendParams appends = AppendParams(*step);
+  appends.query_rows = step->rows;
+  if (append) {
+    Note(rows);
+  } else {
+    step->device_positions->Write(std::vector<int64_t>(step->rows, -1));
+  }
   EXPECT_EQ(LaunchAttentionAppend(appends, nullptr), cudaSuccess);
-  EXPECT_EQ(LaunchAttentionDecode(p, plan, nullptr), cudaSuccess);
+  EXPECT_EQ(LaunchAttentionDecode(DecodeParams(*step), plan, nullptr),
+            cudaSuccess);
   EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-  EXPECT_EQ(schedule.Read(), host) << "the schedule cannot be used again";
+  EXPECT_EQ(step->schedule->Read(), step->host_schedule)
+      << "the schedule cannot be used again";
   return Compact(*step);
+}
+
+std::vector<float> AttentionGpuCache::Replay(
+    const std::vector<AttentionGpuRow>& captured,
+    const std::vector<AttentionGpuRow>& rows) {
+  const std::unique_ptr<Step> step = MakeStep(captured);
+  Share(step.get());
+  AttentionCudaAppendParams appends = AppendParams(*step);
+  appends.query_rows = step->rows;
+  cudaStream_t stream = nullptr;
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t exec = nullptr;
+  EXPECT_EQ(cudaStreamCreate(&stream), cudaSuccess);
+  EXPECT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
+            cudaSuccess);
+  EXPECT_EQ(LaunchAttentionAppend(appends, stream), cudaSuccess);
+  EXPECT_EQ(LaunchAttentionDecode(DecodeParams(*step), plan, stream),
+            cudaSuccess);
+  EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  EXPECT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+  // The same memory with other contents.
+  const std::unique_ptr<Step> next = MakeStep(rows);
+  Share(next.get());
+  step->device_in->Write(next->device_in->Read());
+  step->gate->Write(next->gate->Read());
+  step->device_sequence->Write(next->sequence);
+  step->device_positions->Write(next->positions);
+  step->cos->Write(next->cos->Read());
+  step->sin->Write(next->sin->Read());
+  step->schedule->Write(next->host_schedule);
+  Note(rows);
+  // The second launch finds what the first left in the schedule.
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(cudaGraphLaunch(exec, stream), cudaSuccess);
+  }
+  EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+  cudaGraphExecDestroy(exec);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+  return Compact(*step);
+}
+
+cudaError_t AttentionGpuCache::TryDecode(
+    const std::function<void(AttentionCudaDecodeParams*, AttentionPlan*)>&
+        change) {
+  const std::unique_ptr<Step> step = MakeStep({{0, 1}});
+  Share(step.get());
+  AttentionCudaDecodeParams p = DecodeParams(*step);
+  AttentionPlan other = plan;
+  change(&p, &other);
+  return LaunchAttentionDecode(p, other, nullptr);
 }
 
 std::vector<float> AttentionGpuCache::Prefill(
@@ -326,7 +394,6 @@ std::vector<float> AttentionGpuCache::Prefill(
   std::vector<int32_t> starts = {0};
   std::vector<int32_t> lengths;
   std::vector<int32_t> sequence;
-  int64_t context = 0;
   for (const Chunk& chunk : chunks) {
     for (int t = chunk.begin; t < chunk.end; ++t) {
       rows.push_back({chunk.sequence, t + 1});
@@ -334,7 +401,6 @@ std::vector<float> AttentionGpuCache::Prefill(
     starts.push_back(static_cast<int32_t>(rows.size()));
     lengths.push_back(chunk.end);
     sequence.push_back(chunk.sequence);
-    context += chunk.end;
   }
   const std::unique_ptr<Step> step = MakeStep(rows);
   const AttentionPrefillPlan prefill = PlanAttentionPrefill(

@@ -4,6 +4,7 @@
 #define RECURVE_TESTS_GPU_ATTENTION_GPU_TESTING_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -53,6 +54,14 @@ class AttentionGpuCache {
   std::vector<float> Decode(const std::vector<AttentionGpuRow>& rows,
                             bool append = false);
 
+  // The same with append, by a graph that was captured for the rows `captured`,
+  // as many, and is launched twice.
+  std::vector<float> Replay(const std::vector<AttentionGpuRow>& captured,
+                            const std::vector<AttentionGpuRow>& rows);
+  // The result of launching a step of one row that `change` has changed.
+  cudaError_t TryDecode(const std::function<void(AttentionCudaDecodeParams*,
+                                                 AttentionPlan*)>& change);
+
   // Prefill of these chunks: tokens [begin, end) of each sequence, all of which
   // have been appended. [new tokens, H, E] of all, compact.
   struct Chunk {
@@ -88,6 +97,9 @@ class AttentionGpuCache {
   std::unique_ptr<Step> MakeStep(
       const std::vector<AttentionGpuRow>& rows) const;
   AttentionCudaAppendParams AppendParams(const Step& step) const;
+  AttentionCudaDecodeParams DecodeParams(const Step& step) const;
+  void Share(Step* step) const;
+  void Note(const std::vector<AttentionGpuRow>& rows);
   std::vector<float> Compact(const Step& step) const;
 
   const AttentionGpuConfig config_;
