@@ -105,10 +105,10 @@ class AttentionFinisher {
   // After all parts.
   __device__ __forceinline__ void Arrive(const AttentionItem& item) {
     if (item.work.chunks == 1) return;
-    __threadfence();
     Barrier();
     uint32_t* const counter = args_.counter(item.row, item.head, octet_);
     if (thread_ == 0) {
+      __threadfence();  // of all threads' writes, which the barrier orders
       *last_ = static_cast<int>(atomicAdd(counter, 1u)) == item.work.chunks - 1;
     }
     Barrier();

@@ -29,12 +29,22 @@ RECURVE_HOST_DEVICE constexpr int AttentionPages(int64_t length) {
   return static_cast<int>((length + kAttentionPageTokens - 1) /
                           kAttentionPageTokens);
 }
+// A chunk has at least this many bytes, in 16 bits, if a row of eight chunks or
+// more allows: its partial result takes a while.
+inline constexpr int64_t kAttentionChunkBytes = 128 << 10;
 // Pages of each chunk but the last.
 RECURVE_HOST_DEVICE constexpr int AttentionChunkPages(
     const AttentionShape& shape, int64_t length) {
   const int limit = AttentionChunkLimit(shape);
   const int pages = AttentionPages(length);
-  return pages <= limit ? 1 : (pages + limit - 1) / limit;
+  const int least = static_cast<int>(
+      kAttentionChunkBytes /
+      (2 * kAttentionPageTokens * (shape.head_dim + shape.value_dim)));
+  const int eighth = pages / 8;
+  const int wanted = least < eighth ? least : eighth;
+  const int needed = (pages + limit - 1) / limit;
+  const int each = wanted > needed ? wanted : needed;
+  return each < 1 ? 1 : each;
 }
 // 1 or more: a row without tokens has an empty chunk.
 RECURVE_HOST_DEVICE constexpr int AttentionChunks(const AttentionShape& shape,

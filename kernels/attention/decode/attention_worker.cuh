@@ -356,7 +356,8 @@ class AttentionDecodeWorker {
 };
 
 template <typename T, int kWidth, int kOctets>
-__global__ void __launch_bounds__(128 * kOctets + 32, 1)
+__global__ void __launch_bounds__(128 * kOctets + 32,
+                                  kWidth <= 128 && kOctets == 1 ? 2 : 1)
     attention_decode_kernel(const __grid_constant__ AttentionDecodeArgs args) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(1024) char shared[];
