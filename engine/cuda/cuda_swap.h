@@ -122,7 +122,7 @@ class CudaSwap {
   CudaMemory staged_;              // [NumStagedSlots, slot_bytes]
   std::vector<Copy> staged_copies_;
   int32_t next_staged_ = 0;
-  // Of the pieces of a slot; kept to allocate nothing while serving.
+  // The pieces of a slot; kept to allocate nothing while serving.
   std::vector<void*> targets_;
   std::vector<const void*> sources_;
   std::vector<size_t> sizes_;

@@ -136,7 +136,7 @@ void PlanSalaLayer(const SalaSizes& s, const std::string& layer, bool full,
                    Planner* planner) {
   const std::string mixer = layer + "self_attn.";
   const int64_t width = s.heads * s.head_dim;
-  // Of the factor of branches, 1.4 / sqrt(layers), the residual has its part.
+  // The factor of branches, 1.4 / sqrt(layers), does the rest.
   const double residual = 0.5;
   PlanQkv(mixer, width, full ? s.kv_heads * s.head_dim : width, s.hidden,
           planner);

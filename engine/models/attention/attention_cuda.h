@@ -48,7 +48,7 @@ class CudaAttention : public CudaOperations {
   struct Segment {
     bool prompt;
     int64_t begin, end;
-    // Of prompts.
+    // Prompts only.
     int64_t rows;                // runs
     const int32_t* query_start;  // [rows + 1], rows of the step
     const int32_t* lengths;      // [rows]

@@ -55,7 +55,7 @@ class GatedDeltaOperation : public SequenceOperation {
   }
   Slice output() const override { return params_.out; }
   Slice workspace() const override { return params_.convolved; }
-  // Of the step kernel.
+  // The step kernel writes it.
   std::optional<DType> RoundedOutput(bool decode,
                                      DType /*pages*/) const override {
     if (!decode) return std::nullopt;

@@ -23,7 +23,7 @@ struct LinearConfig {
   // (kernels/tpa/append/expand_factors.h); 0: projected directly.
   int64_t q_rank = 0;
   int64_t kv_rank = 0;
-  // Of each head, before the activation and the position.
+  // RMSNorms of each head, before the activation and the position.
   std::optional<NormDefinition> q_norm, k_norm, v_norm;
   Activation q_activation = Activation::kNone;
   Activation k_activation = Activation::kNone;

@@ -17,7 +17,7 @@ namespace recurve {
 namespace gated_delta {
 
 constexpr int kChunksThreads = 256;
-// Of a term, in pieces as images are.
+// A term of each, in pieces as images are.
 constexpr int kStateBytes = kDeltaPrefillDim * kDeltaColumns * 2;
 constexpr int kDeltaBytes = kDeltaChunk * kDeltaColumns * 2;
 
@@ -82,7 +82,7 @@ __device__ __forceinline__ void LoadValues(const char* values, Square& x) {
 }
 
 // A factor in shared memory; terms and steps of 16 of the inner dimension are
-// so many bytes apart.
+// the members' bytes apart.
 struct Factor {
   uint64_t operand;
   uint32_t term, step;

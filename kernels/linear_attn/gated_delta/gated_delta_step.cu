@@ -76,14 +76,14 @@ struct Channels {
         has_value(threadIdx.x < kColumns &&
                   tile * kColumns + static_cast<int>(threadIdx.x) < s.width) {}
 
-  // Of q and k together, D of each; j < kKeys.
+  // Features of q and k together, D of each; j < kKeys.
   __device__ int Index(int j) const {
     return j * kThreads + static_cast<int>(threadIdx.x);
   }
   __device__ bool Has(int j) const {
     return j == kKeys ? has_value : Index(j) < 2 * dim;
   }
-  // Of the convolution.
+  // Inputs of the convolution.
   __device__ int Channel(int j) const {
     const int keys = static_cast<int>(p.of.key_heads) * dim;
     if (j == kKeys) return 2 * keys + value;
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(2 * kColumns, kColumns == 128 ? 3 : 5)
   __shared__ __align__(8) Shared sh;
   float* const cells = reinterpret_cast<float*>(delta_memory);
   float4* const rows = reinterpret_cast<float4*>(delta_memory + StateBytes(s));
-  // Of Sᵀk and Sᵀq by class; then the first ones are k's share of the update.
+  // Sums of Sᵀk and Sᵀq by class; then the first ones are k's share of the update.
   float(*const partial)[2][kColumns] =
       reinterpret_cast<float(*)[2][kColumns]>(rows + s.dim);
   float* const deltas = partial[0][0];
@@ -232,7 +232,7 @@ __global__ void __launch_bounds__(2 * kColumns, kColumns == 128 ? 3 : 5)
   const int column = tile * kColumns + tid;
   const float norm_weight = norms && writes ? params.norm_weight[column] : 0.0f;
   const float speed = DeltaSpeed(p.gate, head);
-  // Of decay: a thread of a feature of q has its own.
+  // The decay: a thread of a feature of q has its own.
   const auto decay_at = [&](int j) {
     return p.gate.by_channel ? head * s.dim + min(inputs.Index(j), s.dim - 1)
                              : head;
