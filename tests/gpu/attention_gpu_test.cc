@@ -105,6 +105,20 @@ TEST_F(AttentionGpuTest, AppendWritesItsTokensAndNothingElse) {
   }
 }
 
+TEST_F(AttentionGpuTest, AppendFormsTheQueriesOfSomeRows) {
+  for (WeightType type : kTypes) {
+    const AttentionGpuConfig config = {kDecodeConfigs[1], type};
+    const AttentionTokens tokens(config.of, 5, 16);
+    AttentionGpuCache cache(config, {&tokens});
+    const Rows rows = {{0, 1}, {0, 2}, {0, 3}, {0, 4}, {0, 5}};
+    const std::vector<uint8_t> all = cache.FormQueries(rows, 0, 5);
+    const std::vector<uint8_t> some = cache.FormQueries(rows, 2, 2);
+    const size_t one = all.size() / 5;
+    EXPECT_EQ(some, std::vector<uint8_t>(all.begin() + 2 * one,
+                                         all.begin() + 4 * one));
+  }
+}
+
 TEST_F(AttentionGpuTest, DecodeMatchesFloat64) {
   for (const AttentionTestConfig& of : kDecodeConfigs) {
     for (WeightType type : kTypes) {

@@ -377,6 +377,19 @@ std::vector<float> AttentionGpuCache::Replay(
   return Compact(*step);
 }
 
+std::vector<uint8_t> AttentionGpuCache::FormQueries(
+    const std::vector<AttentionGpuRow>& rows, int first, int count) {
+  const std::unique_ptr<Step> step = MakeStep(rows);
+  step->device_positions->Write(std::vector<int64_t>(step->rows, -1));
+  AttentionCudaAppendParams appends = AppendParams(*step);
+  appends.first_query = first;
+  appends.query_rows = count;
+  EXPECT_EQ(LaunchAttentionAppend(appends, nullptr), cudaSuccess);
+  std::vector<uint8_t> queries = step->queries->Read();
+  queries.resize(AttentionQueryBytes(config_.of.shape, config_.element, count));
+  return queries;
+}
+
 cudaError_t AttentionGpuCache::TryDecode(
     const std::function<void(AttentionCudaDecodeParams*, AttentionPlan*)>&
         change) {

@@ -58,6 +58,9 @@ class AttentionGpuCache {
   // as many, and is launched twice.
   std::vector<float> Replay(const std::vector<AttentionGpuRow>& captured,
                             const std::vector<AttentionGpuRow>& rows);
+  // The queries of `count` rows of these, from row `first` on, as memory.
+  std::vector<uint8_t> FormQueries(const std::vector<AttentionGpuRow>& rows,
+                                   int first, int count);
   // The result of launching a step of one row that `change` has changed.
   cudaError_t TryDecode(const std::function<void(AttentionCudaDecodeParams*,
                                                  AttentionPlan*)>& change);
