@@ -158,6 +158,10 @@ int ServerMain(int argc, char** argv, const WrapRunner& wrap) {
     spdlog::info("warmed up in {:.1f} s", model->warm_up_seconds);
   for (const std::string& remark : info.remarks)
     spdlog::warn("{}: {}", options.model.path, remark);
+  if (!model->ignored_keys.empty()) {
+    spdlog::debug("{}: keys of config.json without effect: {}",
+                  options.model.path, absl::StrJoin(model->ignored_keys, ", "));
+  }
   const CacheSpec spec = model->runner->cache_spec();
   // Snapshots of prompts take what is beyond --swap-bytes.
   const int64_t host_bytes = spec.num_host_blocks * HostBlockBytes(spec);

@@ -159,6 +159,7 @@ absl::StatusOr<LoadedModel> LoadModel(const ModelOptions& options,
   Plan plan = Lower(program, placement.device);
   RECURVE_RETURN_IF_ERROR(PlanChunks(plan, engine));
   LoadedModel loaded;
+  loaded.ignored_keys = model.ignored_keys;
   loaded.device = placement.description;
   RECURVE_ASSIGN_OR_RETURN(
       loaded.capacity,

@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "engine/loading/fingerprint.h"
@@ -25,10 +26,11 @@ struct LoadedModel {
   std::unique_ptr<ModelRunner> runner;
   std::unique_ptr<Tokenizer> tokenizer;  // null if the checkpoint has none
   Capacity capacity;
-  std::string device;          // the device chosen, and why, in words
-  Fingerprint fingerprint;     // empty without a prefix cache
-  double load_seconds = 0;     // time to load the weights
-  double warm_up_seconds = 0;  // time for the warm-up steps
+  std::string device;  // the device chosen, and why, in words
+  std::vector<std::string> ignored_keys;  // ModelDefinition
+  Fingerprint fingerprint;                // empty without a prefix cache
+  double load_seconds = 0;                // time to load the weights
+  double warm_up_seconds = 0;             // time for the warm-up steps
 };
 
 // The tokenizer of the checkpoint in folder `path`. `kind` as

@@ -143,21 +143,19 @@ int64_t CudaAttention::StepBytes() const {
 // ----------------------------------------------------------------------------
 // A step
 
-absl::Status CudaAttention::AddDecode(const int32_t* lengths,
-                                      const int32_t* sequences, int64_t rows,
+absl::Status CudaAttention::AddDecode(const AttentionScheduleParams& of,
                                       CudaStepBuffer* buffer) {
   for (Shape& shape : shapes_) {
     char* on_device = nullptr;
-    char* const schedule = buffer->Add(
-        AttentionScheduleParts(shape.decode, static_cast<int>(rows)).bytes,
-        &on_device, kScheduleAlignment);
-    if (!MakeAttentionSchedule({lengths, sequences, static_cast<int>(rows),
-                                kAttentionPageTokens * page_stride_},
-                               shape.decode, schedule)) {
-      return absl::InternalError(absl::StrCat(
-          "attention of ", rows, " rows of ",
-          *std::max_element(lengths, lengths + rows),
-          " tokens at most; there is room for ", page_stride_, " pages each"));
+    char* const schedule =
+        buffer->Add(AttentionScheduleParts(shape.decode, of.rows).bytes,
+                    &on_device, kScheduleAlignment);
+    if (!MakeAttentionSchedule(of, shape.decode, schedule)) {
+      return absl::InternalError(
+          absl::StrCat("attention of ", of.rows, " rows of ",
+                       *std::max_element(of.lengths, of.lengths + of.rows),
+                       " tokens at most; there is room for ",
+                       of.page_table_stride, " pages each"));
     }
     shape.schedules.push_back(on_device);
     shape.prefills.emplace_back();
@@ -170,20 +168,20 @@ absl::Status CudaAttention::BeginDecode(const CudaStep& step,
                                         int64_t /*variant*/,
                                         CudaStepBuffer* buffer) {
   decode_ = true;
-  page_stride_ = step.page_stride;
   segments_ = {{false, 0, step.rows, 0, nullptr, nullptr, nullptr}};
   for (Shape& shape : shapes_) {
     shape.schedules.clear();
     shape.prefills.clear();
   }
-  return AddDecode(rows.lengths, nullptr, step.rows, buffer);
+  return AddDecode({rows.lengths, nullptr, static_cast<int>(step.rows),
+                    rows.pages, step.page_stride},
+                   buffer);
 }
 
-absl::Status CudaAttention::BeginMixed(const CudaStep& step,
+absl::Status CudaAttention::BeginMixed(const CudaStep& /*step*/,
                                        const StepBatch& batch,
                                        CudaStepBuffer* buffer) {
   decode_ = false;
-  page_stride_ = step.page_stride;
   segments_.clear();
   scheduled_ = 0;
   for (Shape& shape : shapes_) {
@@ -218,8 +216,10 @@ absl::Status CudaAttention::AddSteps(const StepBatch& batch, int64_t begin,
     lengths.push_back(static_cast<int32_t>(batch.positions[row] + 1));
   }
   segments_.push_back({false, begin, end, 0, nullptr, nullptr, nullptr});
-  return AddDecode(lengths.data(), batch.row_sequence.data() + begin,
-                   end - begin, buffer);
+  return AddDecode({lengths.data(), batch.row_sequence.data() + begin,
+                    static_cast<int>(end - begin), batch.page_table.data(),
+                    batch.page_table_stride},
+                   buffer);
 }
 
 absl::Status CudaAttention::AddPrompts(const StepBatch& batch, size_t first,

@@ -85,8 +85,8 @@ class CudaAttention : public CudaOperations {
   absl::StatusOr<Sizes> Measure();
   AttentionPrefillPlan PlanPrefill(const Shape& shape, int64_t rows,
                                    int64_t tokens) const;
-  absl::Status AddDecode(const int32_t* lengths, const int32_t* sequences,
-                         int64_t rows, CudaStepBuffer* buffer);
+  absl::Status AddDecode(const AttentionScheduleParams& of,
+                         CudaStepBuffer* buffer);
   absl::Status AddSteps(const StepBatch& batch, int64_t begin, int64_t end,
                         CudaStepBuffer* buffer);
   absl::Status AddPrompts(const StepBatch& batch, size_t first, size_t last,
@@ -106,7 +106,6 @@ class CudaAttention : public CudaOperations {
 
   // State of the step in progress.
   bool decode_ = false;
-  int64_t page_stride_ = 0;
   std::vector<Segment> segments_;
   int64_t scheduled_ = 0;  // bytes of prefill_schedules_ in use
 };

@@ -104,9 +104,11 @@ class AttentionPrefillCopier {
     } else {
       if (ElectLane()) BarrierExpect(full, 1024 * key_octets_ * count);
       __syncwarp();
-      for (int i = lane_; i < key_octets_ * count; i += 32) {
-        const int page = i >= key_octets_ ? 1 : 0;
-        const int octet = i - page * key_octets_;
+      // A copy a lane at most.
+      static_assert(S::kPages * S::kWidth / 8 <= 32);
+      const int page = lane_ >= key_octets_ ? 1 : 0;
+      const int octet = lane_ - page * key_octets_;
+      if (lane_ < key_octets_ * count) {
         BulkCopy(to + 16 * S::kKeyTile * octet + 1024 * page,
                  Page(S::kPages * n + page) + 1024 * octet, 1024, full);
       }

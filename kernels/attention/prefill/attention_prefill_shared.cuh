@@ -55,8 +55,13 @@ struct AttentionPrefillSizes {
   static constexpr int kQueryBytes = 2 * 64 * kWidth;  // of a warpgroup
   static constexpr int kTileBytes = 2 * kKeyTile * kWidth;
   static constexpr int kThreads = 128 * (kGroups + 1);
-  static constexpr int kCopyRegisters = kGroups == 3 ? 32 : 40;
-  static constexpr int kComputeRegisters = kGroups == 3 ? 160 : 232;
+  // Copies of two pages a tile take more registers than those of one.
+  static constexpr int kCopyRegisters = kGroups == 3  ? 32
+                                        : kPages == 2 ? 56
+                                                      : 40;
+  static constexpr int kComputeRegisters = kGroups == 3  ? 160
+                                           : kPages == 2 ? 224
+                                                         : 232;
 
   // Shared memory, in bytes.
   static constexpr int kFullKeys = 0;  // barriers
