@@ -9,8 +9,8 @@
 namespace recurve {
 
 int64_t GatedDeltaOperation::ChunkMultiple(
-    const Device& device, std::optional<DType> /*matrices*/) const {
-  return device.gpu ? kDeltaChunk : 1;
+    const Device& device, std::optional<DType> matrices) const {
+  return device.gpu && matrices == DType::kBFloat16 ? kDeltaChunk : 1;
 }
 
 void GatedDeltaOperation::Run(const CpuStep& step) const {

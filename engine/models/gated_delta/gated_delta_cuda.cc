@@ -16,12 +16,24 @@ namespace {
 // takes several rounds.
 constexpr int64_t kWorkspaceTokens = 4096;
 
-// What all launches of a layer have in common; rows are those of the step.
+// Two bfloat16 terms for each factor: with one, logits of small models with
+// random weights are some percent off.
+constexpr DeltaPrecision kPrecision = DeltaPrecision::kFloat32;
+
+// Rows of a value from `first` on.
+Activations FromRow(Activations all, int64_t first) {
+  all.data += first * all.stride;
+  return all;
+}
+
+// What all launches of a layer have in common, from row `first` of the step on;
+// `qkv` begins there.
 GatedDeltaParams LayerParams(const GatedDeltaOperation::Params& p,
-                             const CudaView& view, const Activations& qkv) {
-  const Activations a = view.View(p.a);
-  const Activations b = view.View(p.b);
-  const Activations out = view.View(p.out);
+                             const CudaView& view, const Activations& qkv,
+                             int64_t first) {
+  const Activations a = FromRow(view.View(p.a), first);
+  const Activations b = FromRow(view.View(p.b), first);
+  const Activations out = FromRow(view.View(p.out), first);
   const CudaView::States states = view.states(p.state);
   const int64_t keys = p.key_heads * p.head_dim;
   GatedDeltaParams params = {};
@@ -59,19 +71,17 @@ std::unique_ptr<CudaOperations> GatedDeltaOperation::MakeCudaOperations(
 }
 
 CudaGatedDelta::CudaGatedDelta(const CudaOperationLimits& limits)
-    : limits_(limits),
-      precision_(limits.matrices == DType::kBFloat16
-                     ? DeltaPrecision::kBFloat16
-                     : DeltaPrecision::kFloat32) {}
+    : limits_(limits), chunks_(limits.matrices == DType::kBFloat16) {}
 
 void CudaGatedDelta::Add(const SequenceOperation& operation) {
+  if (!chunks_) return;
   const GatedDeltaOperation::Params& p =
       static_cast<const GatedDeltaOperation&>(operation).params();
   workspace_bytes_ = std::max(
       workspace_bytes_,
       GatedDeltaPrefillWorkspace(std::min(limits_.max_tokens, kWorkspaceTokens),
                                  limits_.max_sequences, p.value_heads,
-                                 p.value_dim, precision_));
+                                 p.value_dim, kPrecision));
 }
 
 absl::StatusOr<int64_t> CudaGatedDelta::DeviceBytes() {
@@ -79,6 +89,7 @@ absl::StatusOr<int64_t> CudaGatedDelta::DeviceBytes() {
 }
 
 absl::Status CudaGatedDelta::Allocate() {
+  if (!chunks_) return absl::OkStatus();
   RECURVE_ASSIGN_OR_RETURN(
       workspace_,
       CudaMemory::Allocate(CudaMemory::Kind::kDevice, workspace_bytes_,
@@ -112,7 +123,7 @@ absl::Status CudaGatedDelta::BeginMixed(const CudaStep& /*step*/,
   segments_.clear();
   for (const std::vector<StepRun>& runs : RunGroups(batch.runs)) {
     Segment segment = {};
-    segment.prompt = !runs.front().step();
+    segment.chunks = chunks_ && !runs.front().step();
     segment.count = static_cast<int64_t>(runs.size());
     segment.begin = runs.front().begin;
     segment.end = runs.back().end;
@@ -121,8 +132,8 @@ absl::Status CudaGatedDelta::BeginMixed(const CudaStep& /*step*/,
     int32_t* const slots = buffer->Add(segment.count, &segment.slots);
     int64_t* const positions = buffer->Add(segment.count, &segment.positions);
     for (int64_t i = 0; i < segment.count; ++i) {
-      query_start[i] = static_cast<int32_t>(runs[i].begin);
-      query_start[i + 1] = static_cast<int32_t>(runs[i].end);
+      query_start[i] = static_cast<int32_t>(runs[i].begin - segment.begin);
+      query_start[i + 1] = static_cast<int32_t>(runs[i].end - segment.begin);
       slots[i] = batch.slots[runs[i].sequence];
       positions[i] = batch.positions[runs[i].begin];
     }
@@ -134,10 +145,11 @@ absl::Status CudaGatedDelta::BeginMixed(const CudaStep& /*step*/,
 absl::Status CudaGatedDelta::Step(const GatedDeltaOperation::Params& p,
                                   const CudaView& view, const Segment& rows,
                                   WeightType out_type, bool early) const {
-  const Activations z = view.View(p.z);
+  const Activations z = FromRow(view.View(p.z), rows.begin);
   const CudaView::States conv_states = view.states(p.conv_state);
   GatedDeltaStepParams params = {};
-  params.of = LayerParams(p, view, view.View(p.qkv));
+  params.of =
+      LayerParams(p, view, FromRow(view.View(p.qkv), rows.begin), rows.begin);
   params.of.query_start = rows.query_start;
   params.of.sequences = rows.count;
   params.of.slots = rows.slots;
@@ -163,8 +175,8 @@ absl::Status CudaGatedDelta::Prefill(const GatedDeltaOperation::Params& p,
                                      const CudaView& view,
                                      const Segment& rows) const {
   const cudaStream_t stream = view.stream();
-  const Activations x = view.View(p.qkv);
-  const Activations y = view.View(p.convolved);
+  const Activations x = FromRow(view.View(p.qkv), rows.begin);
+  const Activations y = FromRow(view.View(p.convolved), rows.begin);
   const CudaView::States conv_states = view.states(p.conv_state);
   CudaShortConvParams conv = {};
   conv.of.channels = p.channels();
@@ -185,33 +197,32 @@ absl::Status CudaGatedDelta::Prefill(const GatedDeltaOperation::Params& p,
       CudaStatus(LaunchShortConv(conv, stream), "a short convolution"));
 
   GatedDeltaPrefillParams params = {};
-  params.of = LayerParams(p, view, y);
+  params.of = LayerParams(p, view, y, rows.begin);
   params.of.query_start = rows.query_start;
   params.of.sequences = rows.count;
   params.of.slots = rows.slots;
   params.tokens = rows.end - rows.begin;
   params.positions = rows.positions;
-  params.precision = precision_;
+  params.precision = kPrecision;
   params.workspace = workspace_.data();
   params.workspace_bytes = workspace_bytes_;
   RECURVE_RETURN_IF_ERROR(CudaStatus(LaunchGatedDeltaPrefill(params, stream),
                                      "the gated delta rule over prompts"));
 
-  const Activations z = view.View(p.z);
-  const Activations out = view.View(p.out);
-  float* const first = out.data + rows.begin * out.stride;
+  const Activations z = FromRow(view.View(p.z), rows.begin);
+  const Activations out = FromRow(view.View(p.out), rows.begin);
   CudaGatedNormParams norm = {};
   norm.norm.type = ElementType::kFloat32;
-  norm.norm.x = first;
+  norm.norm.x = out.data;
   norm.norm.x_stride = out.stride;
   norm.norm.weight = view.vector(p.norm_weight);
-  norm.norm.y = first;
+  norm.norm.y = out.data;
   norm.norm.y_stride = out.stride;
   norm.norm.rows = rows.end - rows.begin;
   norm.norm.cols = out.cols;
   norm.norm.groups = p.value_heads;
   norm.norm.eps = p.norm_eps;
-  norm.gate = z.data + rows.begin * z.stride;
+  norm.gate = z.data;
   norm.gate_stride = z.stride;
   norm.activation = p.gate;
   norm.gate_after_norm = true;
@@ -224,7 +235,7 @@ absl::Status CudaGatedDelta::Launch(const SequenceOperation& operation,
   const GatedDeltaOperation::Params& p =
       static_cast<const GatedDeltaOperation&>(operation).params();
   for (const Segment& segment : segments_) {
-    RECURVE_RETURN_IF_ERROR(segment.prompt ? Prefill(p, view, segment)
+    RECURVE_RETURN_IF_ERROR(segment.chunks ? Prefill(p, view, segment)
                                            : Step(p, view, segment, output.type,
                                                   /*early=*/decode_));
   }

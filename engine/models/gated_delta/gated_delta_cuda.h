@@ -18,7 +18,8 @@ namespace recurve {
 // GatedDeltaOperation on a GPU: the launches of a layer in a step.
 //
 // - Tokens of TokenKind::kStep: the step kernel, with convolution and norm.
-// - Prompts: the convolution, the chunk kernels and the norm.
+// - Prompts: the convolution, the chunk kernels and the norm, if the plan has
+//   chunks; else as above, token by token.
 //
 // So a token is always computed by the same kernels, which gives it the same
 // bits in any batch and for any split of its prompt at multiples of the chunk.
@@ -41,11 +42,11 @@ class CudaGatedDelta : public CudaOperations {
  private:
   // One launch: consecutive runs of the step. Device pointers.
   struct Segment {
-    bool prompt;
+    bool chunks;
     int64_t count;
-    const int32_t* query_start;  // [count + 1], rows of the step
+    const int32_t* query_start;  // [count + 1], rows of the segment
     const int32_t* slots;        // [count]
-    const int64_t* positions;    // [count] of the first tokens; prompts only
+    const int64_t* positions;    // [count] of the first tokens; chunks only
     int64_t begin, end;          // rows of the step
   };
 
@@ -55,7 +56,7 @@ class CudaGatedDelta : public CudaOperations {
                        const CudaView& view, const Segment& rows) const;
 
   const CudaOperationLimits limits_;
-  const DeltaPrecision precision_;
+  const bool chunks_;
   int64_t workspace_bytes_ = 0;  // of the largest layer
   CudaMemory workspace_;
 

@@ -61,7 +61,9 @@ class GatedDeltaOperation : public SequenceOperation {
     if (!decode) return std::nullopt;
     return DType::kBFloat16;
   }
-  // The GPU computes prompts by chunks at multiples of the position.
+  // The GPU computes prompts by chunks at multiples of the position. What these
+  // round would be visible in models with finer weights, which take their
+  // prompts token by token.
   int64_t ChunkMultiple(const Device& device,
                         std::optional<DType> matrices) const override;
   void Run(const CpuStep& step) const override;
