@@ -434,7 +434,8 @@ INSTANTIATE_TEST_SUITE_P(Presets, WideModelGpuTest,
 // The golden sets with weights rounded to bfloat16, which the CPU rounds alike.
 // These are small models of random weights, some of which make much of a
 // rounding of their factors, and of keys, queries and weights in prompts; so
-// the bound is wide for factors in bfloat16.
+// the bound is wide for factors in bfloat16, and for gated delta rules, which
+// make unit vectors of queries and keys that may be short.
 TEST_F(ExecutorGpuTest, GoldenModelsInBFloat16AreNearTheCpus) {
   for (const std::string& set : GoldenSets()) {
     SCOPED_TRACE(set);
@@ -454,7 +455,8 @@ TEST_F(ExecutorGpuTest, GoldenModelsInBFloat16AreNearTheCpus) {
       ASSERT_TRUE(got.end && got.end->ok()) << *got.end;
       const double error = RelativeError(got, want);
       std::printf("%-50s factors in %-8s %.5f\n", set.c_str(), kv_dtype, error);
-      EXPECT_LE(error, kv_dtype[0] == 'f' ? 3e-2 : 5.5e-2);
+      const bool delta = set.rfind("qwen", 0) == 0 || set.rfind("olmo", 0) == 0;
+      EXPECT_LE(error, kv_dtype[0] == 'f' && !delta ? 3e-2 : 5.5e-2);
     }
   }
 }
