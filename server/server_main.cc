@@ -19,6 +19,7 @@
 #include "server/signal_thread.h"
 #include "server/telemetry/process_log.h"
 #include "server/transport/listening_sockets.h"
+#include "spdlog/cfg/env.h"
 #include "spdlog/spdlog.h"
 
 namespace recurve {
@@ -126,6 +127,7 @@ int ServerMain(int argc, char** argv, const WrapRunner& wrap) {
     return EXIT_FAILURE;
   }
   ProcessLog* log = started->get();
+  spdlog::cfg::load_env_levels();
   for (const std::string& warning : flags.warnings) spdlog::warn("{}", warning);
 
   if (const absl::Status status = RaiseFileLimit(options); !status.ok()) {

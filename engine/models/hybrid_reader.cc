@@ -33,9 +33,11 @@ bool IsFunction(const std::string& key) {
   return false;
 }
 
-bool IsFalse(const JsonObject& config, const std::string& key) {
+// False, or zero.
+bool IsOff(const JsonObject& config, const std::string& key) {
   const absl::StatusOr<bool> value = config.Bool(key);
-  return value.ok() && !*value;
+  const absl::StatusOr<double> number = config.Double(key);
+  return (value.ok() && !*value) || (number.ok() && *number == 0);
 }
 
 }  // namespace
@@ -89,7 +91,7 @@ absl::Status CheckOtherKeys(const JsonObject& config,
                             ModelDefinition& model) {
   for (const std::string& key : config.keys()) {
     if (std::find(known.begin(), known.end(), key) != known.end()) continue;
-    if (IsFunction(key) && !IsFalse(config, key)) {
+    if (IsFunction(key) && !IsOff(config, key)) {
       return config.Invalid(
           key,
           "is not supported, and by its name it changes what the model "

@@ -33,7 +33,7 @@ absl::StatusOr<HybridConfig> ReadHybridConfig(const JsonObject& config,
                                               ModelDefinition& model);
 
 // Refuses keys that are not `known` and by their name change what the model
-// computes, unless they are null or false; keeps the names of the others
+// computes, unless they are null, false or 0; keeps the names of the others
 // (ModelDefinition::ignored_keys).
 absl::Status CheckOtherKeys(const JsonObject& config,
                             const std::vector<std::string>& known,

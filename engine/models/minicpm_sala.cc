@@ -21,7 +21,8 @@ const std::vector<std::string>& KnownKeys() {
       "attn_use_rope", "bos_token_id", "dim_model_base", "dtype",
       "eos_token_id", "head_dim", "hidden_act", "hidden_size",
       "intermediate_size",
-      // The reference ignores the first two and mup_denominator.
+      // Those of lightning must agree with the others; the reference does not
+      // read them, nor mup_denominator.
       "lightning_head_dim", "lightning_nh", "lightning_nkv", "lightning_scale",
       "lightning_use_rope", "max_position_embeddings", "mixer_types",
       "model_type", "mup_denominator", "num_attention_heads",
@@ -106,6 +107,15 @@ absl::StatusOr<Config> ReadConfig(const JsonObject& json,
                                             "which is ",
                                             config.common.num_heads));
     }
+  }
+  RECURVE_ASSIGN_OR_RETURN(
+      const int64_t lightning_dim,
+      json.IntOr("lightning_head_dim", config.common.head_dim, 1, 1024));
+  if (lightning_dim != config.common.head_dim) {
+    return json.Invalid(
+        "lightning_head_dim",
+        absl::StrCat("is ", lightning_dim, "; expected head_dim, which is ",
+                     config.common.head_dim));
   }
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
     if (!json.Has(key)) continue;

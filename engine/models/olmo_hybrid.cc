@@ -74,6 +74,8 @@ absl::StatusOr<PositionConfig> ReadPosition(const JsonObject& config,
     return config.Invalid("rope_scaling",
                           "is not supported; expected null or no such key");
   }
+  // Older files have it next to the object.
+  if (!rope.Has("rope_theta") && !rope.IsNull("rope_theta")) rope = config;
   if (rope.IsNull("rope_theta")) return PositionConfig();
   RECURVE_ASSIGN_OR_RETURN(const double base,
                            rope.DoubleOr("rope_theta", kDefaultTheta, 1, 1e15));
@@ -99,8 +101,8 @@ absl::StatusOr<Config> ReadConfig(const JsonObject& json,
 }
 
 absl::StatusOr<std::shared_ptr<const LayerPart>> ReadDelta(
-    const std::string& prefix, const Config& config, int64_t hidden,
-    TensorReader& tensors) {
+    const std::string& prefix, const Config& config,
+    const Checkpoint& checkpoint, int64_t hidden, TensorReader& tensors) {
   GatedDeltaDefinition layer;
   layer.config = config.delta;
   const GatedDeltaConfig& c = layer.config;
@@ -110,12 +112,21 @@ absl::StatusOr<std::shared_ptr<const LayerPart>> ReadDelta(
   const auto read = [&](const char* name, int64_t rows, int64_t cols) {
     return tensors.Read(absl::StrCat(prefix, name, ".weight"), {rows, cols});
   };
+  // The library's newer releases write one tensor.
+  const std::string conv = prefix + "conv1d.weight";
+  const bool together = checkpoint.Has(conv);
+  if (together) {
+    RECURVE_ASSIGN_OR_RETURN(
+        t.conv_weight,
+        tensors.ReadValues(conv, {c.channels(), 1, c.conv_width}));
+  }
   for (const auto& [name, rows] :
        {std::pair("q", keys), std::pair("k", keys), std::pair("v", values)}) {
     RECURVE_ASSIGN_OR_RETURN(
         const TensorView part,
         read(absl::StrCat(name, "_proj").c_str(), rows, hidden));
     t.qkv.emplace_back(part);
+    if (together) continue;
     RECURVE_ASSIGN_OR_RETURN(
         const std::vector<float> weight,
         tensors.ReadValues(absl::StrCat(prefix, name, "_conv1d.weight"),
@@ -178,7 +189,8 @@ absl::StatusOr<LayerDefinition> ReadLayer(const std::string& prefix, bool full,
   RECURVE_ASSIGN_OR_RETURN(
       layer.mixer,
       full ? ReadAttention(prefix + "self_attn.", config, hidden, tensors)
-           : ReadDelta(prefix + "linear_attn.", config, hidden, tensors));
+           : ReadDelta(prefix + "linear_attn.", config, checkpoint, hidden,
+                       tensors));
   const auto norm = [&](const char* name) {
     return ReadWeightedNorm(prefix + name, hidden, config.common.norm_eps, 0,
                             tensors);

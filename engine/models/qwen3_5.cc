@@ -41,6 +41,7 @@ const std::vector<std::string>& KnownKeys() {
                                    "num_attention_heads",
                                    "num_hidden_layers",
                                    "num_key_value_heads",
+                                   "output_gate_type",
                                    "partial_rotary_factor",
                                    "rms_norm_eps",
                                    "rope_parameters",
@@ -76,11 +77,13 @@ absl::StatusOr<Rotation> ReadRotation(const JsonObject& text,
           scaling.StringOneOf(key, {"default", "mrope"}, "default").status());
     }
   }
-  RECURVE_ASSIGN_OR_RETURN(const double base,
-                           rope.Double("rope_theta", 1, 1e15));
+  // Older files have these next to the object.
+  RECURVE_ASSIGN_OR_RETURN(
+      const double base,
+      (rope.Has("rope_theta") ? rope : text).Double("rope_theta", 1, 1e15));
   RECURVE_ASSIGN_OR_RETURN(const double part,
                            (rope.Has("partial_rotary_factor") ? rope : text)
-                               .DoubleOr("partial_rotary_factor", 1, 0, 1));
+                               .Double("partial_rotary_factor", 0, 1));
   const auto rotary =
       static_cast<int64_t>(static_cast<double>(head_dim) * part);
   if (rotary % 2 != 0) {
@@ -101,6 +104,9 @@ absl::StatusOr<Config> ReadConfig(const JsonObject& text,
   config.delta.norm_eps = config.common.norm_eps;
   RECURVE_RETURN_IF_ERROR(
       text.StringOneOf("mamba_ssm_dtype", {"float32"}, "float32").status());
+  // The gate behind the delta rule. The library has no other.
+  RECURVE_RETURN_IF_ERROR(
+      text.StringOneOf("output_gate_type", {"silu", "swish"}, "silu").status());
   RECURVE_ASSIGN_OR_RETURN(config.rotation,
                            ReadRotation(text, config.common.head_dim));
   RECURVE_ASSIGN_OR_RETURN(config.gated, text.BoolOr("attn_output_gate", true));
@@ -251,11 +257,14 @@ absl::StatusOr<ModelDefinition> ReadQwen35(const Checkpoint& checkpoint,
   }
   ModelDefinition model;
   model.family = "qwen3_5";
+  // It says how the weights are stored.
+  if (top.Has("text_config")) {
+    RECURVE_RETURN_IF_ERROR(CheckOtherKeys(top, KnownKeys(), model));
+  }
   RECURVE_ASSIGN_OR_RETURN(const Config config, ReadConfig(text, model));
   // For the whole, if there are two.
   RECURVE_RETURN_IF_ERROR(ReadSpecialTokens(
-      checkpoint,
-      top.Has("eos_token_id") || top.Has("bos_token_id") ? top : text, model));
+      checkpoint, top.Has("eos_token_id") ? top : text, model));
   RECURVE_ASSIGN_OR_RETURN(
       const std::string tied,
       ReadTie(top.Has("tie_word_embeddings") ? top : text));

@@ -190,7 +190,7 @@ TEST(DecodeRollbackTest, TheSameCommandsGiveTheSameTokens) {
 TEST(PrefixCacheTest, HttpReportsCachedTokens) {
   TestServer cold;
   TestServer server(WithPrefixCache());
-  const std::string prompt = LongText(12);
+  const std::string prompt = LongText(24);
   json body = {{"model", "demo"},
                {"prompt", prompt},
                {"max_tokens", 10},

@@ -443,7 +443,7 @@ TEST(StateTest, PinnedOnesOutliveTheServer) {
 TEST(StateTest, SeveralContinuationsOfOnePrompt) {
   TestServer server(WithStates());
   const auto stub = v1::Inference::NewStub(server.Channel());
-  v1::GenerateRequest request = GreedyRequest(RandomPrompt(3, 300), 8);
+  v1::GenerateRequest request = GreedyRequest(RandomPrompt(3, 600), 8);
   request.mutable_sampling()->set_temperature(1);
   request.mutable_sampling()->set_seed(9);
   request.set_n(5);
@@ -470,7 +470,7 @@ TEST(StateTest, SeveralContinuationsOfOnePrompt) {
   TestServer cold;
   for (int i = 0; i < 5; ++i) {
     SCOPED_TRACE(i);
-    EXPECT_EQ(cached[i], i == 0 ? 0u : 300u);
+    EXPECT_EQ(cached[i], i == 0 ? 0u : 600u);
     v1::GenerateRequest one = request;
     one.clear_n();
     one.mutable_sampling()->set_seed(seeds[i]);

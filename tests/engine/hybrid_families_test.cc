@@ -84,11 +84,18 @@ TEST_F(HybridFamiliesTest, RefusesWhatChangesTheFunction) {
          std::vector<std::pair<std::string, nlohmann::json>>{
              {"sliding_window", nullptr},
              {"use_sliding_window", false},
+             {"num_experts", 0},
              {"pretraining_tp", 1},
              {"transformers_version", "5.24.0"}}) {
       EXPECT_TRUE(ReadWithText(key, value).ok()) << ReadWithText(key, value);
     }
   }
+}
+
+TEST_F(HybridFamiliesTest, RefusesQuantizedWeights) {
+  Use("qwen3_5-grouped");
+  EXPECT_THAT(ReadWith("quantization_config", {{"quant_method", "fp8"}}),
+              FailsWith(kInvalid, "quantization_config"));
 }
 
 TEST_F(HybridFamiliesTest, RefusesOtherPositions) {
@@ -119,6 +126,9 @@ TEST_F(HybridFamiliesTest, RefusesOtherLayersAndSizes) {
               FailsWith(kInvalid, "linear_num_value_heads is 3", "multiple"));
   EXPECT_THAT(ReadWith("linear_conv_kernel_dim", 5),
               FailsWith(kInvalid, "linear_conv_kernel_dim is 5", "2 to 4"));
+  EXPECT_TRUE(ReadWith("output_gate_type", "swish").ok());
+  EXPECT_THAT(ReadWith("output_gate_type", "sigmoid"),
+              FailsWith(kInvalid, "output_gate_type", "swish"));
   EXPECT_THAT(ReadWith("mamba_ssm_dtype", "bfloat16"),
               FailsWith(kInvalid, "mamba_ssm_dtype", "float32"));
   tensors.erase("model.layers.1.linear_attn.A_log");
@@ -153,6 +163,10 @@ TEST_F(HybridFamiliesTest, OlmoRotatesUnlessThetaIsNull) {
     ASSERT_TRUE(Read().ok()) << Read();
     EXPECT_THAT(describe(), HasSubstr("rotated")) << rope;
   }
+  config["rope_parameters"] = {{"rope_type", "default"}};
+  config["rope_theta"] = nullptr;
+  ASSERT_TRUE(Read().ok()) << Read();
+  EXPECT_THAT(describe(), HasSubstr("no position"));
   config.erase("rope_parameters");
   config["rope_theta"] = nullptr;
   ASSERT_TRUE(Read().ok()) << Read();
@@ -172,6 +186,8 @@ TEST_F(HybridFamiliesTest, SalaIsServedUpToItsDenseLength) {
   EXPECT_THAT(remarks_, ElementsAre(HasSubstr("beyond 128 tokens")));
   EXPECT_THAT(ReadWith("lightning_nkv", 2),
               FailsWith(kInvalid, "lightning_nkv is 2", "which is 4"));
+  EXPECT_THAT(ReadWith("lightning_head_dim", 32),
+              FailsWith(kInvalid, "lightning_head_dim is 32", "which is 16"));
   EXPECT_THAT(ReadWith("qk_norm", false), FailsWith(kInvalid, "qk_norm"));
   EXPECT_THAT(ReadWith("lightning_scale", "1"),
               FailsWith(kInvalid, "lightning_scale"));

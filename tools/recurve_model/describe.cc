@@ -90,6 +90,7 @@ CheckpointFacts Describe(const Checkpoint& checkpoint,
   facts.family = model.family;
   facts.variant = model.variant;
   facts.remarks = model.remarks;
+  facts.ignored_keys = model.ignored_keys;
   for (const LayerDefinition& layer : model.layers) {
     facts.mixers.emplace_back(layer.mixer->name());
     std::string options = layer.mixer->Describe();
@@ -135,6 +136,10 @@ std::string FactsText(const CheckpointFacts& facts) {
           &text);
   for (const std::string& remark : facts.remarks)
     AddLine("note", remark, &text);
+  if (!facts.ignored_keys.empty()) {
+    AddLine("keys without effect", absl::StrJoin(facts.ignored_keys, ", "),
+            &text);
+  }
   AddLine("layers",
           absl::StrCat(facts.mixers.size(), ": ", facts.tpe ? "tpe, then " : "",
                        CompressRuns(facts.mixers)),
@@ -195,6 +200,7 @@ nlohmann::ordered_json FactsJson(const CheckpointFacts& facts) {
       {"family", facts.family},
       {"variant", facts.variant},
       {"remarks", facts.remarks},
+      {"ignored_keys", facts.ignored_keys},
       {"num_layers", facts.mixers.size()},
       {"mixers", facts.mixers},
       {"mixer_options", facts.mixer_options},

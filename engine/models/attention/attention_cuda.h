@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <vector>
@@ -20,11 +21,10 @@ namespace recurve {
 // AttentionOperation on a GPU: the launch plans for the shapes of a model's
 // layers, and the launches of each layer in a step.
 //
-// A step's rows are cut into segments of adjacent rows: tokens of
-// TokenKind::kStep, for the decode kernel, and tokens of prompts, for the
-// prefill kernel. Each segment is appended to the cache before it attends, in
-// order. So a token is always attended by the same kernel, which gives it the
-// same bits in any batch and for any split of its prompt.
+// All tokens of a step are appended to the cache. Then those of
+// TokenKind::kStep attend by the decode kernel, and those of prompts by the
+// prefill kernel. So a token is always attended by the same kernel, which gives
+// it the same bits in any batch and for any split of its prompt.
 class CudaAttention : public CudaOperations {
  public:
   explicit CudaAttention(const CudaOperationLimits& limits);
@@ -44,24 +44,28 @@ class CudaAttention : public CudaOperations {
                       const Output& output) override;
 
  private:
-  // Rows [begin, end) of the step. Device pointers.
-  struct Segment {
-    bool prompt;
+  // Rows [begin, end) of the step, for the decode kernel. Those of prompts have
+  // length 0; it writes zeros for them, and the prefill kernel comes later.
+  struct Window {
     int64_t begin, end;
-    // Prompts only.
-    int64_t rows;                // runs
-    const int32_t* query_start;  // [rows + 1], rows of the step
-    const int32_t* lengths;      // [rows]
-    const int32_t* sequences;    // [rows] of the page table
+  };
+  // Runs of the step, for the prefill kernel. Those of TokenKind::kStep have
+  // length 0, and are skipped. Device pointers.
+  struct Prompts {
+    int64_t runs;
+    int64_t begin, end;          // rows of the step
+    const int32_t* query_start;  // [runs + 1], from `begin` on
+    const int32_t* lengths;      // [runs]
+    const int32_t* sequences;    // [runs] of the page table
   };
   // What layers of one shape share.
   struct Shape {
     AttentionShape shape;
     AttentionPlan decode;
-    // For each segment of the step in progress: the schedule, and the plan of a
-    // prompt's.
+    // For the step in progress: of each window, and of each launch of prompts.
     std::vector<void*> schedules;
-    std::vector<AttentionPrefillPlan> prefills;
+    std::vector<void*> prompt_schedules;
+    std::vector<AttentionPrefillPlan> prompt_plans;
   };
   // Sizes of the buffers that all shapes share, in bytes.
   struct Sizes {
@@ -75,24 +79,44 @@ class CudaAttention : public CudaOperations {
     }
   };
 
-  // Rows of a decode launch, at most.
+  // Rows of a decode launch, and runs of a prefill launch, at most.
   int64_t max_rows() const { return limits_.max_sequences; }
-  // Segments of a step, at most: a sequence has tokens of a prompt, then
-  // generated ones, and long runs of these are cut.
-  int64_t max_segments() const {
-    return 2 * limits_.max_sequences + limits_.max_tokens / max_rows() + 1;
+  int64_t max_tokens() const {
+    return std::max(limits_.max_tokens, limits_.max_sequences);
   }
+  // Runs of a step, at most: a sequence that is computed again may have several
+  // prompts, of kMinPromptTokens at least, with generated tokens between them.
+  int64_t max_runs() const;
+  int64_t max_windows() const { return max_tokens() / max_rows() + 1; }
+  int64_t max_prompt_launches() const { return max_runs() / max_rows() + 1; }
   absl::StatusOr<Sizes> Measure();
-  AttentionPrefillPlan PlanPrefill(const Shape& shape, int64_t rows,
+  AttentionPrefillPlan PlanPrefill(const Shape& shape, int64_t runs,
                                    int64_t tokens) const;
   absl::Status AddDecode(const AttentionScheduleParams& of,
                          CudaStepBuffer* buffer);
-  absl::Status AddSteps(const StepBatch& batch, int64_t begin, int64_t end,
-                        CudaStepBuffer* buffer);
+  absl::Status AddWindow(const StepBatch& batch, int64_t begin, int64_t end,
+                         CudaStepBuffer* buffer);
   absl::Status AddPrompts(const StepBatch& batch, size_t first, size_t last,
                           CudaStepBuffer* buffer);
-  absl::Status Attend(const AttentionOperation::Params& p, const CudaView& view,
-                      const Output& output, const Shape& shape, size_t index);
+
+  // One layer in a step.
+  struct Layer {
+    const AttentionOperation::Params* of;
+    const Shape* shape;
+    AttentionCudaCache cache;
+    Activations q, k, v, gate, out;  // all rows
+    WeightType out_type;
+    AttentionCudaPosition position;
+    int64_t angles;
+    AttentionCudaNorm q_norm, k_norm;
+  };
+  // Rows [begin, end), and the queries of rows [first, last) of them.
+  absl::Status Append(const Layer& layer, const CudaStep& step, int64_t begin,
+                      int64_t end, int64_t first, int64_t last,
+                      cudaStream_t stream);
+  absl::Status Decode(const Layer& layer, size_t window, cudaStream_t stream);
+  absl::Status Prefill(const Layer& layer, size_t launch, cudaStream_t stream);
+  static AttentionCudaOutput OutputFrom(const Layer& layer, int64_t row);
 
   const CudaOperationLimits limits_;
   const WeightType element_;
@@ -106,7 +130,9 @@ class CudaAttention : public CudaOperations {
 
   // State of the step in progress.
   bool decode_ = false;
-  std::vector<Segment> segments_;
+  int64_t rows_ = 0;
+  std::vector<Window> windows_;
+  std::vector<Prompts> prompts_;
   int64_t scheduled_ = 0;  // bytes of prefill_schedules_ in use
 };
 

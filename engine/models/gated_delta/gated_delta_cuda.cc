@@ -85,14 +85,20 @@ void CudaGatedDelta::Add(const SequenceOperation& operation) {
 }
 
 absl::StatusOr<int64_t> CudaGatedDelta::DeviceBytes() {
+  if (!limits_.device.hopper) {
+    return absl::InvalidArgumentError(
+        "the GPU does not support gated delta rules: it needs compute "
+        "capability 9.0 (--device cpu runs them)");
+  }
   return workspace_bytes_;
 }
 
 absl::Status CudaGatedDelta::Allocate() {
-  if (!chunks_) return absl::OkStatus();
+  RECURVE_ASSIGN_OR_RETURN(const int64_t bytes, DeviceBytes());
+  if (bytes == 0) return absl::OkStatus();
   RECURVE_ASSIGN_OR_RETURN(
       workspace_,
-      CudaMemory::Allocate(CudaMemory::Kind::kDevice, workspace_bytes_,
+      CudaMemory::Allocate(CudaMemory::Kind::kDevice, bytes,
                            "gated delta rules over prompts; lower "
                            "--max-num-seqs or --max-num-batched-tokens"));
   return absl::OkStatus();
