@@ -28,7 +28,7 @@ struct CheckpointFacts {
   std::string variant;  // within the family, or empty
   std::vector<std::string> remarks;
   std::vector<std::string> ignored_keys;  // of config.json
-  std::vector<std::string> mixers;  // per layer, "tpa" or "linear"
+  std::vector<std::string> mixers;        // per layer, "tpa" or "linear"
   // The options of each kind of mixer, in the order of the layers.
   std::vector<std::string> mixer_options;
   bool tpe = false;  // token position encoding before the layers
