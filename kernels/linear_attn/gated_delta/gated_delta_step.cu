@@ -134,7 +134,8 @@ __global__ void __launch_bounds__(2 * kColumns, kColumns == 128 ? 3 : 5)
   __shared__ __align__(8) Shared sh;
   float* const cells = reinterpret_cast<float*>(delta_memory);
   float4* const rows = reinterpret_cast<float4*>(delta_memory + StateBytes(s));
-  // Sums of Sᵀk and Sᵀq by class; then the first ones are k's share of the update.
+  // Sums of Sᵀk and Sᵀq by class; then the first ones are k's share of the
+  // update.
   float(*const partial)[2][kColumns] =
       reinterpret_cast<float(*)[2][kColumns]>(rows + s.dim);
   float* const deltas = partial[0][0];
