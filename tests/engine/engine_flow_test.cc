@@ -149,10 +149,15 @@ TEST_F(EngineFlowTest, LoadIsKnownByFlow) {
   Start();
   gate_.Hold();
   std::vector<Run> runs;
-  for (int i = 0; i < 6; ++i) runs.push_back(Submit(kA, 5, 3));
-  runs.push_back(Submit(kB, 5, 3));
-  EXPECT_EQ(engine_->load_of(kA.id).waiting, 6);
+  runs.push_back(Submit(kA, 5, 3));
+  // The engine admits nothing while its step is held.
   gate_.WaitHeld();
+  for (int i = 0; i < 5; ++i) runs.push_back(Submit(kA, 5, 3));
+  runs.push_back(Submit(kB, 5, 3));
+  EXPECT_EQ(engine_->load_of(kA.id).running, 1);
+  EXPECT_EQ(engine_->load_of(kA.id).waiting, 5);
+  EXPECT_EQ(engine_->load_of(kB.id).running, 0);
+  EXPECT_EQ(engine_->load_of(kB.id).waiting, 1);
   while (engine_->load_of(kB.id).running == 0) {
     gate_.Pass();
     gate_.WaitHeld();
@@ -161,6 +166,7 @@ TEST_F(EngineFlowTest, LoadIsKnownByFlow) {
   EXPECT_EQ(engine_->load_of(7).running, 0);
   gate_.Open();
   for (const Run& run : runs) EXPECT_TRUE(run.sink->WaitEnd().end->ok());
+  EXPECT_TRUE(IsIdle(*engine_));
   EXPECT_EQ(engine_->load_of(kA.id).running, 0);
   EXPECT_EQ(engine_->load_of(kA.id).waiting, 0);
 }
