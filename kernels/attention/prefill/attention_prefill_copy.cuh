@@ -23,7 +23,7 @@ class AttentionPrefillCopier {
   __device__ __forceinline__ void Run() {
     const int total =
         args_.header().query_tiles * static_cast<int>(args_.p.shape.num_heads);
-    AttentionPrefillStage<S::kItemStages> at;
+    PrefillStage<S::kItemStages> at;
     uint32_t query_phase = 0;
     while (true) {
       AttentionPrefillItem item;
@@ -144,8 +144,8 @@ class AttentionPrefillCopier {
   const int32_t* table_ = nullptr;  // of the item, as what follows
   int pages_ = 0;
   int64_t head_ = 0;  // elements
-  AttentionPrefillStage<S::kStages> keys_;
-  AttentionPrefillStage<S::kStages> values_;
+  PrefillStage<S::kStages> keys_;
+  PrefillStage<S::kStages> values_;
 };
 
 }  // namespace recurve

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/attention/prefill/attention_prefill_cuda.h"
+#include "kernels/common/prefill_attend.cuh"
 
 namespace recurve {
 
@@ -44,56 +45,16 @@ struct AttentionPrefillItem {
   int32_t spare[3];
 };
 
-template <int kWidthOf>
-struct AttentionPrefillSizes {
-  static constexpr int kWidth = kWidthOf;
-  static constexpr int kGroups = kWidth == 64 ? 3 : 2;  // warpgroups
-  static constexpr int kKeyTile = kWidth == 256 ? 64 : 128;
-  static constexpr int kPages = kKeyTile / 64;
-  static constexpr int kStages = kWidth == 64 ? 4 : 2;
-  static constexpr int kItemStages = 2;
-  static constexpr int kQueryBytes = 2 * 64 * kWidth;  // of a warpgroup
-  static constexpr int kTileBytes = 2 * kKeyTile * kWidth;
-  static constexpr int kThreads = 128 * (kGroups + 1);
+template <int kWidth>
+struct AttentionPrefillSizes : PrefillSizes<AttentionPrefillItem, kWidth> {
+  using Base = PrefillSizes<AttentionPrefillItem, kWidth>;
   // Copies of two pages a tile take more registers than those of one.
-  static constexpr int kCopyRegisters = kGroups == 3  ? 32
-                                        : kPages == 2 ? 56
-                                                      : 40;
-  static constexpr int kComputeRegisters = kGroups == 3  ? 160
-                                           : kPages == 2 ? 224
-                                                         : 232;
-
-  // Shared memory, in bytes.
-  static constexpr int kFullKeys = 0;  // barriers
-  static constexpr int kEmptyKeys = kFullKeys + 8 * kStages;
-  static constexpr int kFullValues = kEmptyKeys + 8 * kStages;
-  static constexpr int kEmptyValues = kFullValues + 8 * kStages;
-  static constexpr int kFullItem = kEmptyValues + 8 * kStages;
-  static constexpr int kEmptyItem = kFullItem + 8 * kItemStages;
-  static constexpr int kFullQueries = kEmptyItem + 8 * kItemStages;
-  static constexpr int kEmptyQueries = kFullQueries + 8;
-  static constexpr int kItems = 192;
-  static_assert(kEmptyQueries + 8 <= kItems);
-  static constexpr int kQueries = 1024;
-  static constexpr int kKeys = kQueries + kGroups * kQueryBytes;
-  static constexpr int kValues = kKeys + kStages * kTileBytes;
-  static constexpr int kBytes = kValues + kStages * kTileBytes;
-  static_assert(kItems + kItemStages * sizeof(AttentionPrefillItem) <=
-                kQueries);
-  static_assert(kQueries % 128 == 0 && kBytes <= 232448);
-};
-
-// A stage of a ring buffer, and its phase's parity.
-template <int kStages>
-struct AttentionPrefillStage {
-  int index = 0;
-  uint32_t phase = 0;
-  __device__ __forceinline__ void Next() {
-    if (++index == kStages) {
-      index = 0;
-      phase ^= 1;
-    }
-  }
+  static constexpr int kCopyRegisters = Base::kGroups == 3  ? 32
+                                        : Base::kPages == 2 ? 56
+                                                            : 40;
+  static constexpr int kComputeRegisters = Base::kGroups == 3  ? 160
+                                           : Base::kPages == 2 ? 224
+                                                               : 232;
 };
 
 }  // namespace recurve

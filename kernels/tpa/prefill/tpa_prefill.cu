@@ -18,7 +18,7 @@ namespace {
 template <typename T, int kWidth>
 cudaError_t Launch(const TpaPrefillArgs& args, int blocks,
                    cudaStream_t stream) {
-  using S = TpaPrefillSizes<T, kWidth>;
+  using S = TpaPrefillSizes<kWidth>;
   const auto kernel = tpa_prefill_attend<T, S>;
   const cudaError_t error = AllowSharedMemory(kernel, S::kBytes);
   if (error != cudaSuccess) return error;

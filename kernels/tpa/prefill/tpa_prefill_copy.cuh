@@ -20,7 +20,7 @@ class TpaPrefillCopier {
 
   __device__ __forceinline__ void Run() {
     const int total = args_.header().query_tiles * args_.heads;
-    TpaPrefillStage<S::kItemStages> at;
+    PrefillStage<S::kItemStages> at;
     uint32_t query_phase = 0;
     while (true) {
       TpaPrefillItem item;
@@ -110,8 +110,8 @@ class TpaPrefillCopier {
   char* const shared_;
   const uint32_t base_;
   const int lane_;
-  TpaPrefillStage<S::kStages> keys_;
-  TpaPrefillStage<S::kStages> values_;
+  PrefillStage<S::kStages> keys_;
+  PrefillStage<S::kStages> values_;
 };
 
 }  // namespace recurve
