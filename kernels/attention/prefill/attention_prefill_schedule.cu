@@ -4,6 +4,7 @@
 // Floor: 12 · rows + 64 · query tiles bytes; bound by latency.
 #include "kernels/attention/prefill/attention_prefill_cuda.h"
 #include "kernels/common/alignment.h"
+#include "kernels/common/block_sum.cuh"
 
 namespace recurve {
 namespace {
@@ -24,28 +25,6 @@ struct Args {
     return reinterpret_cast<T*>(static_cast<char*>(p.schedule) + offset);
   }
 };
-
-// The sum over earlier threads, and over all threads.
-__device__ int2 ExclusiveSum(int value, int* warp_sums) {
-  const int lane = threadIdx.x % 32;
-  const int warp = threadIdx.x / 32;
-  int sum = value;
-#pragma unroll
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const int other = __shfl_up_sync(0xffffffffu, sum, offset);
-    if (lane >= offset) sum += other;
-  }
-  if (lane == 31) warp_sums[warp] = sum;
-  __syncthreads();
-  int before = 0;
-  int total = 0;
-  for (int i = 0; i < kThreads / 32; ++i) {
-    if (i < warp) before += warp_sums[i];
-    total += warp_sums[i];
-  }
-  __syncthreads();
-  return {before + sum - value, total};
-}
 
 // A row of the launch, and where its tiles are.
 struct Row {
@@ -87,7 +66,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     if (row.queries < 0 || row.queries > row.length) row.queries = 0;
     row.tiles = (row.queries + args.query_tile - 1) / args.query_tile;
-    const int2 tile_sum = ExclusiveSum(row.tiles, warp_sums);
+    const int2 tile_sum = ExclusiveSum<kThreads>(row.tiles, warp_sums);
     row.first = query_tiles + tile_sum.x;
     // If the host's limits are wrong, nothing is written beyond them. The last
     // rows are then left out: sums grow with the rows.
@@ -99,7 +78,7 @@ __global__ void __launch_bounds__(kThreads)
       atomicMax(&longest, keys);
       atomicMax(&kept_tiles, row.first + row.tiles);
     }
-    const int2 key_sum = ExclusiveSum(keys, warp_sums);
+    const int2 key_sum = ExclusiveSum<kThreads>(keys, warp_sums);
     for (int i = warp; i < kThreads && first + i < args.rows;
          i += kThreads / 32) {
       const Row of = rows[i];
@@ -131,7 +110,7 @@ __global__ void __launch_bounds__(kThreads)
     atomicAdd(&buckets[bucket(by_slot[i].key_tiles)], 1);
   }
   __syncthreads();
-  const int2 place = ExclusiveSum(buckets[threadIdx.x], warp_sums);
+  const int2 place = ExclusiveSum<kThreads>(buckets[threadIdx.x], warp_sums);
   buckets[threadIdx.x] = place.x;
   __syncthreads();
   auto* const by_length = args.At<AttentionPrefillTile>(args.parts.by_length);

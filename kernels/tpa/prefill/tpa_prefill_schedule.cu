@@ -3,6 +3,7 @@
 // Shapes: query_start [rows + 1], lengths [rows]; tiles of 32 bytes, key tiles
 // of 16.
 // Floor: 8 · rows + 64 · query tiles + 16 · key tiles bytes; bound by latency.
+#include "kernels/common/block_sum.cuh"
 #include "kernels/tpa/prefill/tpa_prefill_cuda.h"
 
 namespace recurve {
@@ -25,28 +26,6 @@ struct Args {
     return reinterpret_cast<T*>(static_cast<char*>(p.schedule) + offset);
   }
 };
-
-// The sum over earlier threads, and over all threads.
-__device__ int2 ExclusiveSum(int value, int* warp_sums) {
-  const int lane = threadIdx.x % 32;
-  const int warp = threadIdx.x / 32;
-  int sum = value;
-#pragma unroll
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const int other = __shfl_up_sync(0xffffffffu, sum, offset);
-    if (lane >= offset) sum += other;
-  }
-  if (lane == 31) warp_sums[warp] = sum;
-  __syncthreads();
-  int before = 0;
-  int total = 0;
-  for (int i = 0; i < kThreads / 32; ++i) {
-    if (i < warp) before += warp_sums[i];
-    total += warp_sums[i];
-  }
-  __syncthreads();
-  return {before + sum - value, total};
-}
 
 __global__ void __launch_bounds__(kThreads)
     tpa_prefill_schedule_kernel(const __grid_constant__ Args args) {
@@ -84,8 +63,8 @@ __global__ void __launch_bounds__(kThreads)
     if (queries < 0 || queries > length) queries = 0;
     int tiles = (queries + args.query_tile - 1) / args.query_tile;
     int keys = queries == 0 ? 0 : (length + args.key_tile - 1) / args.key_tile;
-    const int2 tile_sum = ExclusiveSum(tiles, warp_sums);
-    const int2 key_sum = ExclusiveSum(keys, warp_sums);
+    const int2 tile_sum = ExclusiveSum<kThreads>(tiles, warp_sums);
+    const int2 key_sum = ExclusiveSum<kThreads>(keys, warp_sums);
     const int first_tile = query_tiles + tile_sum.x;
     const int first_key = key_tiles + key_sum.x;
     // If the host's limits are wrong, nothing is written beyond them. The last
@@ -142,7 +121,7 @@ __global__ void __launch_bounds__(kThreads)
     atomicAdd(&buckets[bucket(by_slot[i].key_tiles)], 1);
   }
   __syncthreads();
-  const int2 place = ExclusiveSum(buckets[threadIdx.x], warp_sums);
+  const int2 place = ExclusiveSum<kThreads>(buckets[threadIdx.x], warp_sums);
   buckets[threadIdx.x] = place.x;
   __syncthreads();
   TpaPrefillTile* by_length = args.At<TpaPrefillTile>(args.parts.by_length);
