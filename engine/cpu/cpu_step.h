@@ -7,6 +7,7 @@
 #include "engine/program/activations.h"
 #include "engine/program/program.h"
 #include "engine/program/step.h"
+#include "kernels/common/paged_cache.h"
 #include "kernels/lrpe/lrpe.h"
 
 namespace recurve {
@@ -42,6 +43,19 @@ class CpuStep {
   virtual Pages pages(PagesId id) const = 0;
   virtual States states(StateId id) const = 0;
   virtual ThreadPool& threads() const = 0;
+
+  // A layer's pages with the rows of the step.
+  PagedCacheView cache(PagesId id) const {
+    const Pages layer = pages(id);
+    const StepBatch& step = batch();
+    return {layer.data,
+            layer.stride,
+            step.page_table.data(),
+            step.page_table_stride,
+            step.row_sequence.data(),
+            step.positions.data(),
+            step.num_tokens()};
+  }
 };
 
 }  // namespace recurve

@@ -51,8 +51,7 @@ void AttendHead(const AttentionAttendParams& p, int64_t row, int64_t head,
   const int64_t kv_head = head / AttentionGroup(shape);
   const int64_t angles = LrpeAngles(p.position, shape.head_dim);
   const int64_t length = p.cache.positions[row] + 1;
-  const int32_t* table = p.cache.page_table +
-                         p.cache.row_sequence[row] * p.cache.page_table_stride;
+  const int32_t* table = p.cache.PagesOf(row);
   float* out = p.out + row * p.out_stride + head * shape.value_dim;
   std::fill(out, out + shape.value_dim, 0.0f);
   EncodeHead(p.norm, p.position, p.q + row * p.stride + head * shape.head_dim,
@@ -113,9 +112,7 @@ void AppendRow(const AttentionAppendParams& p, int64_t row) {
   const AttentionPageLayout layout(shape);
   const int64_t angles = LrpeAngles(p.position, shape.head_dim);
   const int64_t position = p.cache.positions[row];
-  const int32_t page_id =
-      p.cache.page_table[p.cache.row_sequence[row] * p.cache.page_table_stride +
-                         position / kAttentionPageTokens];
+  const int32_t page_id = p.cache.PagesOf(row)[position / kAttentionPageTokens];
   float* page = p.cache.pages + page_id * p.cache.page_stride;
   const int64_t m = position % kAttentionPageTokens;
   thread_local std::vector<float> normed;

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "kernels/attention/attention_layout.h"
+#include "kernels/common/paged_cache.h"
 #include "kernels/lrpe/lrpe.h"
 
 namespace recurve {
@@ -20,17 +21,6 @@ class ThreadPool;
 // leaves its pair of features alone). Before that, each head of them may be
 // normalised, and each element of o may be multiplied by a gate.
 
-// The cache of one layer, and the rows (tokens) of this step.
-struct AttentionCacheView {
-  float* pages;               // page p begins at pages + p · page_stride
-  int64_t page_stride;        // elements; >= AttentionPageLayout::page_elements
-  const int32_t* page_table;  // [sequences, page_table_stride]
-  int64_t page_table_stride;
-  const int32_t* row_sequence;  // [rows] which sequence a row belongs to
-  const int64_t* positions;     // [rows] position of the row's token in it
-  int64_t rows;
-};
-
 // RMSNorm of each head: x · rsqrt(mean(x²) + eps) · weight.
 struct AttentionNorm {
   const float* weight;  // [D], the same for all heads; null: no norm
@@ -41,7 +31,7 @@ struct AttentionNorm {
 // position applied to keys.
 struct AttentionAppendParams {
   AttentionShape shape;
-  AttentionCacheView cache;
+  PagedCacheView cache;
   const float* k;     // [rows, G, D], without position
   const float* v;     // [rows, G, E]
   int64_t stride;     // elements between rows of both
@@ -60,7 +50,7 @@ void AttentionAppend(const AttentionAppendParams& params, ThreadPool& pool);
 // position decides the cuts, so a row's bits do not depend on the batch.
 struct AttentionAttendParams {
   AttentionShape shape;
-  AttentionCacheView cache;
+  PagedCacheView cache;
   const float* q;     // [rows, H, D], without position
   int64_t stride;     // elements between rows
   float scale;        // of scores; D^-1/2 as a rule

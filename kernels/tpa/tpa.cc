@@ -61,8 +61,7 @@ void AttendOne(const TpaAttendParams& p, int64_t row, int64_t head,
   const TpaShape& shape = p.shape;
   const TpaPageLayout layout(shape);
   const int64_t length = p.cache.positions[row] + 1;
-  const int32_t* table = p.cache.page_table +
-                         p.cache.row_sequence[row] * p.cache.page_table_stride;
+  const int32_t* table = p.cache.PagesOf(row);
   float* out = p.out + row * p.out_stride + head * shape.value_dim;
   std::fill(out, out + shape.value_dim, 0.0f);
   FormQuery(p, row, head, s);
@@ -141,10 +140,7 @@ void TpaAppend(const TpaAppendParams& p, ThreadPool& pool) {
   const int64_t angles = LrpeAngles(p.position, shape.head_dim);
   pool.ParallelFor(p.cache.rows, [&](int64_t row) {
     const int64_t position = p.cache.positions[row];
-    const int32_t page_id =
-        p.cache
-            .page_table[p.cache.row_sequence[row] * p.cache.page_table_stride +
-                        position / kTpaPageTokens];
+    const int32_t page_id = p.cache.PagesOf(row)[position / kTpaPageTokens];
     float* page = p.cache.pages + page_id * p.cache.page_stride;
     const int64_t m = position % kTpaPageTokens;
     const float* a_k = p.a_k + row * p.stride;

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "kernels/common/activation.h"
+#include "kernels/common/paged_cache.h"
 #include "kernels/lrpe/lrpe.h"
 #include "kernels/tpa/tpa_layout.h"
 
@@ -20,22 +21,11 @@ class ThreadPool;
 //
 // B_q and B_k carry the position (LRPE rotate, or none).
 
-// The cache of one layer, and the rows (tokens) of this step.
-struct TpaCacheView {
-  float* pages;               // page p begins at pages + p · page_stride
-  int64_t page_stride;        // elements; >= TpaPageLayout::page_elements
-  const int32_t* page_table;  // [sequences, page_table_stride]
-  int64_t page_table_stride;
-  const int32_t* row_sequence;  // [rows] which sequence a row belongs to
-  const int64_t* positions;     // [rows] position of the row's token in it
-  int64_t rows;
-};
-
 // Writes the key and value factors of new tokens into their pages, with the
 // position applied to B_k and the activation to A_k and A_v.
 struct TpaAppendParams {
   TpaShape shape;
-  TpaCacheView cache;
+  PagedCacheView cache;
   const float* a_k;   // [rows, R, H]
   const float* b_k;   // [rows, R, D]
   const float* a_v;   // [rows, R, H]
@@ -56,7 +46,7 @@ void TpaAppend(const TpaAppendParams& params, ThreadPool& pool);
 // position decides the cuts, so a row's bits do not depend on the batch.
 struct TpaAttendParams {
   TpaShape shape;
-  TpaCacheView cache;
+  PagedCacheView cache;
   const float* a_q;  // [rows, Rq, H]; unused when Rq is 0
   const float* b_q;  // [rows, Rq, D], without position; [rows, H, D] for Rq 0
   int64_t stride;    // elements between rows of both

@@ -187,7 +187,7 @@ std::vector<float> AttentionTestCache::Launch(
                            angles, pool);
   const std::vector<int32_t> table = PageTable(rows);
   const int64_t count = static_cast<int64_t>(rows.size());
-  const AttentionCacheView view = {
+  const PagedCacheView view = {
       pages_.data(),       page_stride_,     table.data(), table_stride_,
       row_sequence.data(), positions.data(), count};
   const bool norms = config_.norms;

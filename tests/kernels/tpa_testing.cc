@@ -192,7 +192,7 @@ std::vector<float> TpaTestCache::Step(absl::Span<const TpaRow> rows,
                            positions, pool);
   const std::vector<int32_t> table = PageTable(rows);
   const int64_t count = static_cast<int64_t>(rows.size());
-  const TpaCacheView view = {
+  const PagedCacheView view = {
       pages_.data(),       page_stride_,     table.data(), table_stride_,
       row_sequence.data(), positions.data(), count};
   TpaAppend({shape, view, in.data() + t.a_k, in.data() + t.b_k,

@@ -8,15 +8,7 @@ namespace recurve {
 void AttentionOperation::Run(const CpuStep& step) const {
   const Params& p = params_;
   const CpuStep::Position position = step.position(p.position);
-  const CpuStep::Pages pages = step.pages(p.pages);
-  const StepBatch& batch = step.batch();
-  const AttentionCacheView cache = {pages.data,
-                                    pages.stride,
-                                    batch.page_table.data(),
-                                    batch.page_table_stride,
-                                    batch.row_sequence.data(),
-                                    batch.positions.data(),
-                                    batch.num_tokens()};
+  const PagedCacheView cache = step.cache(p.pages);
   const Activations k = step.View(p.k);
   AttentionAppend({p.shape,
                    cache,

@@ -8,15 +8,7 @@ namespace recurve {
 void TpaOperation::Run(const CpuStep& step) const {
   const Params& p = params_;
   const CpuStep::Position position = step.position(p.position);
-  const CpuStep::Pages pages = step.pages(p.pages);
-  const StepBatch& batch = step.batch();
-  const TpaCacheView cache = {pages.data,
-                              pages.stride,
-                              batch.page_table.data(),
-                              batch.page_table_stride,
-                              batch.row_sequence.data(),
-                              batch.positions.data(),
-                              batch.num_tokens()};
+  const PagedCacheView cache = step.cache(p.pages);
   const Activations a_k = step.View(p.a_k);
   TpaAppend({p.shape, cache, a_k.data, step.View(p.b_k).data,
              step.View(p.a_v).data, step.View(p.b_v).data, a_k.stride,
