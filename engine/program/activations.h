@@ -16,6 +16,9 @@ struct Activations {
   Activations Columns(int64_t first, int64_t count) const {
     return {data + first, count, stride};
   }
+  Activations RowsFrom(int64_t first) const {
+    return {data + first * stride, cols, stride};
+  }
 };
 
 }  // namespace recurve

@@ -32,11 +32,7 @@ bool Same(const AttentionShape& a, const AttentionShape& b) {
          a.head_dim == b.head_dim && a.value_dim == b.value_dim;
 }
 
-// Rows of a value, or of tables, from `first` on.
-Activations RowsFrom(Activations all, int64_t first) {
-  all.data += first * all.stride;
-  return all;
-}
+// The tables' rows from `first` on.
 AttentionCudaPosition PositionFrom(AttentionCudaPosition all, int64_t first,
                                    int64_t angles) {
   all.cos += first * angles;
@@ -300,8 +296,8 @@ absl::Status CudaAttention::Prepare(cudaStream_t stream) {
 absl::Status CudaAttention::Append(const Layer& layer, const CudaStep& step,
                                    int64_t begin, int64_t end, int64_t first,
                                    int64_t last, cudaStream_t stream) {
-  const Activations k = RowsFrom(layer.k, begin);
-  const Activations q = RowsFrom(layer.q, begin);
+  const Activations k = layer.k.RowsFrom(begin);
+  const Activations q = layer.q.RowsFrom(begin);
   AttentionCudaAppendParams params = {};
   params.shape = layer.of->shape;
   params.cache = layer.cache;
@@ -309,7 +305,7 @@ absl::Status CudaAttention::Append(const Layer& layer, const CudaStep& step,
   params.positions = step.positions + begin;
   params.rows = static_cast<int>(end - begin);
   params.k = k.data;
-  params.v = RowsFrom(layer.v, begin).data;
+  params.v = layer.v.RowsFrom(begin).data;
   params.stride = k.stride;
   params.position = PositionFrom(layer.position, begin, layer.angles);
   params.k_norm = layer.k_norm;
@@ -324,14 +320,14 @@ absl::Status CudaAttention::Append(const Layer& layer, const CudaStep& step,
 }
 
 AttentionCudaOutput CudaAttention::OutputFrom(const Layer& layer, int64_t row) {
-  const Activations out = RowsFrom(layer.out, row);
+  const Activations out = layer.out.RowsFrom(row);
   AttentionCudaOutput to = {};
   to.type = layer.out_type;
   to.data = out.data;
   // The row stride in bytes is the same for rounded and float rows.
   to.stride = out.stride * (layer.out_type == WeightType::kFloat32 ? 1 : 2);
   if (layer.gate.data != nullptr) {
-    const Activations gate = RowsFrom(layer.gate, row);
+    const Activations gate = layer.gate.RowsFrom(row);
     to.gate = gate.data;
     to.gate_stride = gate.stride;
   }
@@ -359,7 +355,7 @@ absl::Status CudaAttention::Decode(const Layer& layer, size_t window,
 absl::Status CudaAttention::Prefill(const Layer& layer, size_t launch,
                                     cudaStream_t stream) {
   const Prompts& prompts = prompts_[launch];
-  const Activations q = RowsFrom(layer.q, prompts.begin);
+  const Activations q = layer.q.RowsFrom(prompts.begin);
   AttentionPrefillParams params = {};
   params.shape = layer.of->shape;
   params.cache = layer.cache;

@@ -79,8 +79,12 @@ class CudaAttention : public CudaOperations {
     }
   };
 
-  // Rows of a decode launch, and runs of a prefill launch, at most.
-  int64_t max_rows() const { return limits_.max_sequences; }
+  // Rows of a decode launch, and runs of a prefill launch, at most. Few
+  // sequences do not cut short prompts into many launches.
+  int64_t max_rows() const {
+    return std::min(max_tokens(),
+                    std::max(limits_.max_sequences, int64_t{kMinPromptTokens}));
+  }
   int64_t max_tokens() const {
     return std::max(limits_.max_tokens, limits_.max_sequences);
   }

@@ -1,7 +1,7 @@
 // GatedDeltaOperation on the CPU, and what its plan needs.
 #include "engine/cpu/cpu_step.h"
 #include "engine/models/gated_delta/gated_delta_operation.h"
-#include "kernels/linear_attn/gated_delta/gated_delta.h"
+#include "engine/models/gated_delta/gated_delta_params.h"
 #include "kernels/linear_attn/gated_delta/gated_delta_prefill_plan.h"
 #include "kernels/norm/norm.h"
 #include "kernels/short_conv/short_conv.h"
@@ -16,13 +16,10 @@ int64_t GatedDeltaOperation::ChunkMultiple(
 void GatedDeltaOperation::Run(const CpuStep& step) const {
   const Params& p = params_;
   const StepBatch& batch = step.batch();
-  const CpuStep::States state = step.states(p.state);
   const CpuStep::States conv_state = step.states(p.conv_state);
   const Activations x = step.View(p.qkv);
   const Activations y = step.View(p.convolved);
   const Activations out = step.View(p.out);
-  const Activations a = step.View(p.a);
-  const Activations b = step.View(p.b);
   const Activations z = step.View(p.z);
 
   ShortConvParams conv = {};
@@ -41,32 +38,9 @@ void GatedDeltaOperation::Run(const CpuStep& step) const {
   conv.slots = batch.slots.data();
   ShortConv(conv, step.threads());
 
-  GatedDeltaParams delta = {};
-  delta.key_heads = p.key_heads;
-  delta.value_heads = p.value_heads;
-  delta.head_dim = p.head_dim;
-  delta.value_dim = p.value_dim;
-  delta.type = ElementType::kFloat32;
-  delta.q = y.data;
-  delta.k = y.data + p.key_heads * p.head_dim;
-  delta.v = y.data + 2 * p.key_heads * p.head_dim;
-  delta.stride = y.stride;
-  delta.a = a.data;
-  delta.a_stride = a.stride;
-  delta.b = b.data;
-  delta.b_stride = b.stride;
-  delta.out_type = ElementType::kFloat32;
-  delta.out = out.data;
-  delta.out_stride = out.stride;
+  GatedDeltaParams delta = MakeGatedDeltaParams(p, step, y, 0);
   delta.query_start = batch.query_start.data();
   delta.sequences = batch.num_sequences();
-  delta.gate = {
-      p.decay, false,       step.vector(p.a_log), step.vector(p.dt_bias),
-      0,       p.beta_scale};
-  delta.unit_eps = p.unit_eps;
-  delta.scale = p.scale;
-  delta.states = state.data;
-  delta.slot_stride = state.stride;
   delta.slots = batch.slots.data();
   GatedDelta(delta, step.threads());
 

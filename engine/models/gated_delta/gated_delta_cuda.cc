@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "base/status_macros.h"
+#include "engine/models/gated_delta/gated_delta_params.h"
 #include "engine/program/step_runs.h"
 #include "kernels/linear_attn/gated_delta/gated_delta_step_cuda.h"
 #include "kernels/norm/norm_cuda.h"
@@ -19,49 +20,6 @@ constexpr int64_t kWorkspaceTokens = 4096;
 // Two bfloat16 terms for each factor: with one, logits of small models with
 // random weights are some percent off.
 constexpr DeltaPrecision kPrecision = DeltaPrecision::kFloat32;
-
-// Rows of a value from `first` on.
-Activations FromRow(Activations all, int64_t first) {
-  all.data += first * all.stride;
-  return all;
-}
-
-// What all launches of a layer have in common, from row `first` of the step on;
-// `qkv` begins there.
-GatedDeltaParams LayerParams(const GatedDeltaOperation::Params& p,
-                             const CudaView& view, const Activations& qkv,
-                             int64_t first) {
-  const Activations a = FromRow(view.View(p.a), first);
-  const Activations b = FromRow(view.View(p.b), first);
-  const Activations out = FromRow(view.View(p.out), first);
-  const CudaView::States states = view.states(p.state);
-  const int64_t keys = p.key_heads * p.head_dim;
-  GatedDeltaParams params = {};
-  params.key_heads = p.key_heads;
-  params.value_heads = p.value_heads;
-  params.head_dim = p.head_dim;
-  params.value_dim = p.value_dim;
-  params.type = ElementType::kFloat32;
-  params.q = qkv.data;
-  params.k = qkv.data + keys;
-  params.v = qkv.data + 2 * keys;
-  params.stride = qkv.stride;
-  params.a = a.data;
-  params.a_stride = a.stride;
-  params.b = b.data;
-  params.b_stride = b.stride;
-  params.out_type = ElementType::kFloat32;
-  params.out = out.data;
-  params.out_stride = out.stride;
-  params.gate = {
-      p.decay, false,       view.vector(p.a_log), view.vector(p.dt_bias),
-      0,       p.beta_scale};
-  params.unit_eps = p.unit_eps;
-  params.scale = p.scale;
-  params.states = states.data;
-  params.slot_stride = states.stride;
-  return params;
-}
 
 }  // namespace
 
@@ -151,11 +109,11 @@ absl::Status CudaGatedDelta::BeginMixed(const CudaStep& /*step*/,
 absl::Status CudaGatedDelta::Step(const GatedDeltaOperation::Params& p,
                                   const CudaView& view, const Segment& rows,
                                   WeightType out_type, bool early) const {
-  const Activations z = FromRow(view.View(p.z), rows.begin);
+  const Activations z = view.View(p.z).RowsFrom(rows.begin);
   const CudaView::States conv_states = view.states(p.conv_state);
   GatedDeltaStepParams params = {};
-  params.of =
-      LayerParams(p, view, FromRow(view.View(p.qkv), rows.begin), rows.begin);
+  params.of = MakeGatedDeltaParams(
+      p, view, view.View(p.qkv).RowsFrom(rows.begin), rows.begin);
   params.of.query_start = rows.query_start;
   params.of.sequences = rows.count;
   params.of.slots = rows.slots;
@@ -181,8 +139,8 @@ absl::Status CudaGatedDelta::Prefill(const GatedDeltaOperation::Params& p,
                                      const CudaView& view,
                                      const Segment& rows) const {
   const cudaStream_t stream = view.stream();
-  const Activations x = FromRow(view.View(p.qkv), rows.begin);
-  const Activations y = FromRow(view.View(p.convolved), rows.begin);
+  const Activations x = view.View(p.qkv).RowsFrom(rows.begin);
+  const Activations y = view.View(p.convolved).RowsFrom(rows.begin);
   const CudaView::States conv_states = view.states(p.conv_state);
   CudaShortConvParams conv = {};
   conv.of.channels = p.channels();
@@ -203,7 +161,7 @@ absl::Status CudaGatedDelta::Prefill(const GatedDeltaOperation::Params& p,
       CudaStatus(LaunchShortConv(conv, stream), "a short convolution"));
 
   GatedDeltaPrefillParams params = {};
-  params.of = LayerParams(p, view, y, rows.begin);
+  params.of = MakeGatedDeltaParams(p, view, y, rows.begin);
   params.of.query_start = rows.query_start;
   params.of.sequences = rows.count;
   params.of.slots = rows.slots;
@@ -215,8 +173,8 @@ absl::Status CudaGatedDelta::Prefill(const GatedDeltaOperation::Params& p,
   RECURVE_RETURN_IF_ERROR(CudaStatus(LaunchGatedDeltaPrefill(params, stream),
                                      "the gated delta rule over prompts"));
 
-  const Activations z = FromRow(view.View(p.z), rows.begin);
-  const Activations out = FromRow(view.View(p.out), rows.begin);
+  const Activations z = view.View(p.z).RowsFrom(rows.begin);
+  const Activations out = view.View(p.out).RowsFrom(rows.begin);
   CudaGatedNormParams norm = {};
   norm.norm.type = ElementType::kFloat32;
   norm.norm.x = out.data;
