@@ -204,6 +204,22 @@ std::vector<float> Reordered(const std::vector<float>& values,
   return reordered;
 }
 
+absl::StatusOr<AttentionTensors> ReadAttentionTensors(
+    const std::string& prefix, const HybridConfig& config, int64_t query_rows,
+    int64_t hidden, TensorReader& tensors) {
+  const int64_t outputs = config.num_heads * config.head_dim;
+  const int64_t keys = config.num_kv_heads * config.head_dim;
+  const auto read = [&](const char* name, int64_t rows, int64_t cols) {
+    return tensors.Read(absl::StrCat(prefix, name, ".weight"), {rows, cols});
+  };
+  AttentionTensors t;
+  RECURVE_ASSIGN_OR_RETURN(t.q, read("q_proj", query_rows, hidden));
+  RECURVE_ASSIGN_OR_RETURN(t.k, read("k_proj", keys, hidden));
+  RECURVE_ASSIGN_OR_RETURN(t.v, read("v_proj", keys, hidden));
+  RECURVE_ASSIGN_OR_RETURN(t.out, read("o_proj", hidden, outputs));
+  return t;
+}
+
 absl::StatusOr<NormDefinition> ReadWeightedNorm(const std::string& name,
                                                 int64_t size, double eps,
                                                 float plus,
@@ -222,6 +238,25 @@ absl::StatusOr<std::shared_ptr<const LayerPart>> ReadHybridUnit(
                         prefix + "down_proj.weight"},
                        config.activation, model.intermediate_size,
                        model.hidden_size, tensors);
+}
+
+absl::Status ReadHybridModel(const Checkpoint& checkpoint,
+                             const std::string& prefix, int64_t num_layers,
+                             const std::string& tied,
+                             HybridLayerReader read_layer,
+                             TensorReader& tensors, ModelDefinition& model) {
+  const std::string embedding = prefix + "embed_tokens.weight";
+  RECURVE_ASSIGN_OR_RETURN(
+      model.embedding,
+      tensors.Read(embedding, {model.vocab_size, model.hidden_size}));
+  for (int64_t i = 0; i < num_layers; ++i) {
+    RECURVE_ASSIGN_OR_RETURN(
+        LayerDefinition layer,
+        read_layer(absl::StrCat(prefix, "layers.", i, "."), i));
+    model.layers.push_back(std::move(layer));
+  }
+  return ReadHead(checkpoint, embedding, "lm_head.weight", tied, tensors,
+                  model);
 }
 
 }  // namespace recurve

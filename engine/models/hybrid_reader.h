@@ -2,12 +2,16 @@
 #define RECURVE_ENGINE_MODELS_HYBRID_READER_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/json_reader.h"
+#include "engine/models/attention/attention_layer.h"
 #include "engine/models/family_reader.h"
 #include "engine/models/gated_delta/gated_delta_layer.h"
 #include "engine/models/model_definition.h"
@@ -27,8 +31,9 @@ struct HybridConfig {
   double norm_eps = 0;
   Activation activation = Activation::kSilu;  // of the feed-forward
 };
-// Sets model's sizes, too. Refuses biases. A key has no default: those of the
-// library differ from what the published checkpoints have.
+// Sets model's sizes, too. Refuses biases. Only num_key_value_heads and
+// head_dim have a default, from other keys: the library's differ from what the
+// published checkpoints have.
 absl::StatusOr<HybridConfig> ReadHybridConfig(const JsonObject& config,
                                               ModelDefinition& model);
 
@@ -65,6 +70,11 @@ std::vector<int32_t> RowsOfHeads(const std::vector<int32_t>& order,
 std::vector<float> Reordered(const std::vector<float>& values,
                              const std::vector<int32_t>& order);
 
+// {prefix}q_proj, which has `query_rows` rows, k_proj, v_proj and o_proj.
+absl::StatusOr<AttentionTensors> ReadAttentionTensors(
+    const std::string& prefix, const HybridConfig& config, int64_t query_rows,
+    int64_t hidden, TensorReader& tensors);
+
 // A norm that multiplies by the weight, or by one more than what is stored.
 absl::StatusOr<NormDefinition> ReadWeightedNorm(const std::string& name,
                                                 int64_t size, double eps,
@@ -75,6 +85,17 @@ absl::StatusOr<NormDefinition> ReadWeightedNorm(const std::string& name,
 absl::StatusOr<std::shared_ptr<const LayerPart>> ReadHybridUnit(
     const std::string& prefix, const HybridConfig& config,
     const ModelDefinition& model, TensorReader& tensors);
+
+// Layer i, whose tensors' names begin with `prefix`.
+using HybridLayerReader = absl::FunctionRef<absl::StatusOr<LayerDefinition>(
+    const std::string& prefix, int64_t i)>;
+// Everything but the final norm: {prefix}embed_tokens, each layer and lm_head,
+// which is the embedding if `tied` is not empty (ReadHead).
+absl::Status ReadHybridModel(const Checkpoint& checkpoint,
+                             const std::string& prefix, int64_t num_layers,
+                             const std::string& tied,
+                             HybridLayerReader read_layer,
+                             TensorReader& tensors, ModelDefinition& model);
 
 }  // namespace recurve
 

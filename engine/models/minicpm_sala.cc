@@ -213,21 +213,14 @@ absl::StatusOr<std::shared_ptr<const LayerPart>> ReadAttention(
   const HybridConfig& common = config.common;
   const int64_t dim = common.head_dim;
   const int64_t queries = common.num_heads * dim;
-  const int64_t keys = common.num_kv_heads * dim;
   AttentionDefinition layer;
   layer.config.shape = {common.num_heads, common.num_kv_heads, dim, dim};
   layer.config.scale = 1 / std::sqrt(static_cast<double>(dim));
   AttentionTensors& t = layer.tensors;
   RECURVE_ASSIGN_OR_RETURN(
-      t.q, tensors.Read(prefix + "q_proj.weight", {queries, hidden}));
-  RECURVE_ASSIGN_OR_RETURN(
-      t.k, tensors.Read(prefix + "k_proj.weight", {keys, hidden}));
-  RECURVE_ASSIGN_OR_RETURN(
-      t.v, tensors.Read(prefix + "v_proj.weight", {keys, hidden}));
+      t, ReadAttentionTensors(prefix, common, queries, hidden, tensors));
   RECURVE_ASSIGN_OR_RETURN(
       t.gate, tensors.Read(prefix + "o_gate.weight", {queries, hidden}));
-  RECURVE_ASSIGN_OR_RETURN(
-      t.out, tensors.Read(prefix + "o_proj.weight", {hidden, queries}));
   return std::make_shared<AttentionLayer>(std::move(layer));
 }
 
@@ -283,17 +276,13 @@ absl::StatusOr<ModelDefinition> ReadMiniCpmSala(
   RECURVE_ASSIGN_OR_RETURN(const std::string tied, ReadTie(json));
 
   TensorReader tensors(checkpoint);
-  const std::string embedding = "model.embed_tokens.weight";
-  RECURVE_ASSIGN_OR_RETURN(
-      model.embedding,
-      tensors.Read(embedding, {model.vocab_size, model.hidden_size}));
   model.embedding_scale = static_cast<float>(config.embedding / config.branch);
-  for (int64_t i = 0; i < config.common.num_layers; ++i) {
-    RECURVE_ASSIGN_OR_RETURN(LayerDefinition layer,
-                             ReadLayer(absl::StrCat("model.layers.", i, "."),
-                                       config.full[i], config, model, tensors));
-    model.layers.push_back(std::move(layer));
-  }
+  RECURVE_RETURN_IF_ERROR(ReadHybridModel(
+      checkpoint, "model.", config.common.num_layers, tied,
+      [&](const std::string& prefix, int64_t i) {
+        return ReadLayer(prefix, config.full[i], config, model, tensors);
+      },
+      tensors, model));
   RECURVE_ASSIGN_OR_RETURN(model.final_norm,
                            ReadResidualNorm("model.norm.weight", config,
                                             model.hidden_size, tensors));
@@ -301,8 +290,6 @@ absl::StatusOr<ModelDefinition> ReadMiniCpmSala(
   for (float& weight : model.final_norm.weight) {
     weight *= static_cast<float>(config.logits);
   }
-  RECURVE_RETURN_IF_ERROR(
-      ReadHead(checkpoint, embedding, "lm_head.weight", tied, tensors, model));
   RECURVE_RETURN_IF_ERROR(tensors.Finish(model));
   return model;
 }

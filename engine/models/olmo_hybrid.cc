@@ -158,15 +158,9 @@ absl::StatusOr<std::shared_ptr<const LayerPart>> ReadAttention(
   c.shape = {common.num_heads, common.num_kv_heads, dim, dim};
   c.scale = 1 / std::sqrt(static_cast<double>(dim));
   c.position = config.position;
-  AttentionTensors& t = layer.tensors;
   RECURVE_ASSIGN_OR_RETURN(
-      t.q, tensors.Read(prefix + "q_proj.weight", {queries, hidden}));
-  RECURVE_ASSIGN_OR_RETURN(
-      t.k, tensors.Read(prefix + "k_proj.weight", {keys, hidden}));
-  RECURVE_ASSIGN_OR_RETURN(
-      t.v, tensors.Read(prefix + "v_proj.weight", {keys, hidden}));
-  RECURVE_ASSIGN_OR_RETURN(
-      t.out, tensors.Read(prefix + "o_proj.weight", {hidden, queries}));
+      layer.tensors,
+      ReadAttentionTensors(prefix, common, queries, hidden, tensors));
   AttentionConfig::Norm norm;
   norm.eps = common.norm_eps;
   RECURVE_ASSIGN_OR_RETURN(
@@ -228,22 +222,16 @@ absl::StatusOr<ModelDefinition> ReadOlmoHybrid(const Checkpoint& checkpoint,
   RECURVE_ASSIGN_OR_RETURN(const std::string tied, ReadTie(json));
 
   TensorReader tensors(checkpoint);
-  const std::string embedding = "model.embed_tokens.weight";
-  RECURVE_ASSIGN_OR_RETURN(
-      model.embedding,
-      tensors.Read(embedding, {model.vocab_size, model.hidden_size}));
-  for (int64_t i = 0; i < config.common.num_layers; ++i) {
-    RECURVE_ASSIGN_OR_RETURN(
-        LayerDefinition layer,
-        ReadLayer(absl::StrCat("model.layers.", i, "."), config.full[i], config,
-                  checkpoint, model, tensors));
-    model.layers.push_back(std::move(layer));
-  }
+  RECURVE_RETURN_IF_ERROR(ReadHybridModel(
+      checkpoint, "model.", config.common.num_layers, tied,
+      [&](const std::string& prefix, int64_t i) {
+        return ReadLayer(prefix, config.full[i], config, checkpoint, model,
+                         tensors);
+      },
+      tensors, model));
   RECURVE_ASSIGN_OR_RETURN(
       model.final_norm, ReadWeightedNorm("model.norm.weight", model.hidden_size,
                                          config.common.norm_eps, 0, tensors));
-  RECURVE_RETURN_IF_ERROR(
-      ReadHead(checkpoint, embedding, "lm_head.weight", tied, tensors, model));
   RECURVE_RETURN_IF_ERROR(tensors.Finish(model));
   return model;
 }

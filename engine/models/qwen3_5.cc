@@ -158,28 +158,20 @@ absl::StatusOr<std::shared_ptr<const LayerPart>> ReadAttention(
   c.shape = {heads, kv_heads, dim, dim};
   c.scale = 1 / std::sqrt(static_cast<double>(dim));
   c.position = config.rotation.position;
-  AttentionTensors& t = layer.tensors;
   // The rows of a head are its query, then its gate.
   const int64_t rows_of_head = config.gated ? 2 * dim : dim;
+  AttentionTensors& t = layer.tensors;
   RECURVE_ASSIGN_OR_RETURN(
-      const TensorView q,
-      tensors.Read(prefix + "q_proj.weight", {heads * rows_of_head, hidden}));
-  std::vector<int32_t> rows = RowsOfHeads(order, dim, heads, rows_of_head, 0);
+      t, ReadAttentionTensors(prefix, common, heads * rows_of_head, hidden,
+                              tensors));
+  t.q.row_order = RowsOfHeads(order, dim, heads, rows_of_head, 0);
   if (config.gated) {
     const std::vector<int32_t> gates =
         RowsOfHeads({}, dim, heads, rows_of_head, dim);
-    rows.insert(rows.end(), gates.begin(), gates.end());
+    t.q.row_order.insert(t.q.row_order.end(), gates.begin(), gates.end());
     t.gate_in_q = true;
   }
-  t.q = {q, std::move(rows)};
-  RECURVE_ASSIGN_OR_RETURN(
-      const TensorView k,
-      tensors.Read(prefix + "k_proj.weight", {kv_heads * dim, hidden}));
-  t.k = {k, RowsOfHeads(order, dim, kv_heads, dim, 0)};
-  RECURVE_ASSIGN_OR_RETURN(
-      t.v, tensors.Read(prefix + "v_proj.weight", {kv_heads * dim, hidden}));
-  RECURVE_ASSIGN_OR_RETURN(
-      t.out, tensors.Read(prefix + "o_proj.weight", {hidden, heads * dim}));
+  t.k.row_order = RowsOfHeads(order, dim, kv_heads, dim, 0);
   AttentionConfig::Norm norm;
   norm.of_heads = true;
   norm.eps = common.norm_eps;
@@ -274,22 +266,16 @@ absl::StatusOr<ModelDefinition> ReadQwen35(const Checkpoint& checkpoint,
       checkpoint.Has("model.language_model.embed_tokens.weight")
           ? "model.language_model."
           : "model.";
-  const std::string embedding = prefix + "embed_tokens.weight";
-  RECURVE_ASSIGN_OR_RETURN(
-      model.embedding,
-      tensors.Read(embedding, {model.vocab_size, model.hidden_size}));
-  for (int64_t i = 0; i < config.common.num_layers; ++i) {
-    RECURVE_ASSIGN_OR_RETURN(LayerDefinition layer,
-                             ReadLayer(absl::StrCat(prefix, "layers.", i, "."),
-                                       config.full[i], config, model, tensors));
-    model.layers.push_back(std::move(layer));
-  }
+  RECURVE_RETURN_IF_ERROR(ReadHybridModel(
+      checkpoint, prefix, config.common.num_layers, tied,
+      [&](const std::string& layer, int64_t i) {
+        return ReadLayer(layer, config.full[i], config, model, tensors);
+      },
+      tensors, model));
   RECURVE_ASSIGN_OR_RETURN(
       model.final_norm,
       ReadWeightedNorm(prefix + "norm.weight", model.hidden_size,
                        config.common.norm_eps, 1, tensors));
-  RECURVE_RETURN_IF_ERROR(
-      ReadHead(checkpoint, embedding, "lm_head.weight", tied, tensors, model));
   SkipOthers(checkpoint, tensors, model);
   RECURVE_RETURN_IF_ERROR(tensors.Finish(model));
   return model;

@@ -1,8 +1,6 @@
 // Families other than our own: how they are told apart, which options they
 // have, and what is refused. What they compute is in golden_models_test.
 
-#include <filesystem>
-#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
