@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "bench/cuda/attention_bench.h"
+#include "bench/cuda/device_values.h"
 #include "kernels/attention/attention_cuda.h"
 #include "kernels/attention/prefill/attention_prefill_cuda.h"
 
@@ -26,21 +27,6 @@ struct Case {
   std::vector<Row> rows;
   bool target;
 };
-
-double ToDouble(uint16_t bits) {
-  const uint32_t wide = uint32_t{bits} << 16;
-  float value;
-  std::memcpy(&value, &wide, 4);
-  return value;
-}
-
-template <typename T>
-std::vector<T> HostCopy(const T* from, int64_t count) {
-  std::vector<T> host(count);
-  RECURVE_CUDA_OK(
-      cudaMemcpy(host.data(), from, count * sizeof(T), cudaMemcpyDeviceToHost));
-  return host;
-}
 
 // Pages and new tokens of some rows. Queries, keys and values of a token are
 // adjacent, as one product writes them.
@@ -274,18 +260,11 @@ class AttentionBench {
               HostCopy(out_ + ((starts_[row] + query) * s.num_heads + head) *
                                   s.value_dim,
                        s.value_dim);
-          double error = 0.0;
-          double norm = 0.0;
-          for (int64_t e = 0; e < s.value_dim; ++e) {
-            const double difference = ToDouble(got[e]) - want[e];
-            error += difference * difference;
-            norm += want[e] * want[e];
-          }
-          if (!(error <= tolerance * tolerance * norm)) {
-            std::fprintf(stderr,
-                         "%s %s: row %d query %d head %d is wrong by %g\n", op,
-                         case_.name.c_str(), row, query, static_cast<int>(head),
-                         std::sqrt(error / norm));
+          const double error = RelativeError(got.data(), want);
+          if (!(error <= tolerance)) {
+            std::fprintf(
+                stderr, "%s %s: row %d query %d head %d is wrong by %g\n", op,
+                case_.name.c_str(), row, query, static_cast<int>(head), error);
             std::exit(1);
           }
         }

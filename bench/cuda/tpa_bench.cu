@@ -8,6 +8,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "bench/cuda/device_values.h"
 #include "bench/cuda/tpa_bench.h"
 #include "kernels/tpa/decode/tpa_chunks.h"
 #include "kernels/tpa/decode/tpa_schedule.h"
@@ -177,18 +178,11 @@ class TpaBench {
       const std::vector<uint16_t> pages = RowPages(row);
       for (int64_t head : {int64_t{0}, heads - 1}) {
         const std::vector<double> want = Oracle(row, head, pages);
-        double error = 0.0;
-        double norm = 0.0;
-        for (int64_t e = 0; e < dim; ++e) {
-          const double difference =
-              got[(row * heads + head) * dim + e] - want[e];
-          error += difference * difference;
-          norm += want[e] * want[e];
-        }
-        if (!(error <= kTolerance * kTolerance * norm)) {
+        const double error =
+            RelativeError(got.data() + (row * heads + head) * dim, want);
+        if (!(error <= kTolerance)) {
           std::fprintf(stderr, "%s: row %d head %d is wrong by %g\n",
-                       case_.name.c_str(), row, static_cast<int>(head),
-                       std::sqrt(error / norm));
+                       case_.name.c_str(), row, static_cast<int>(head), error);
           std::exit(1);
         }
       }
@@ -319,14 +313,6 @@ class TpaBench {
     RECURVE_CUDA_OK(LaunchTpaDecode(Params(0), plan, nullptr));
     RECURVE_CUDA_OK(cudaDeviceSynchronize());
     return HostCopy(out_, out_elements_);
-  }
-
-  template <typename T>
-  static std::vector<T> HostCopy(const T* from, int64_t count) {
-    std::vector<T> host(count);
-    RECURVE_CUDA_OK(cudaMemcpy(host.data(), from, count * sizeof(T),
-                               cudaMemcpyDeviceToHost));
-    return host;
   }
 
   // The pages of a row, one after the other.

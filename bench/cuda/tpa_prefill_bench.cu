@@ -6,6 +6,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "bench/cuda/device_values.h"
 #include "bench/cuda/tpa_prefill_bench.h"
 #include "kernels/tpa/prefill/tpa_prefill_cuda.h"
 
@@ -91,19 +92,13 @@ class TpaPrefillBench {
               HostCopy(out_ + ((starts_[row] + query) * s.num_heads + head) *
                                   s.value_dim,
                        s.value_dim);
-          double error = 0.0;
-          double norm = 0.0;
-          for (int64_t e = 0; e < s.value_dim; ++e) {
-            const double difference = ToDouble(got[e]) - want[e];
-            error += difference * difference;
-            norm += want[e] * want[e];
-          }
-          if (!(error <= kTolerance * kTolerance * norm)) {
+          const double error = RelativeError(got.data(), want);
+          if (!(error <= kTolerance)) {
             std::fprintf(stderr,
                          "tpa_prefill %s: row %d query %d head %d is wrong by "
                          "%g\n",
                          case_.name.c_str(), row, query, static_cast<int>(head),
-                         std::sqrt(error / norm));
+                         error);
             std::exit(1);
           }
         }
@@ -138,20 +133,6 @@ class TpaPrefillBench {
   }
 
  private:
-  static double ToDouble(uint16_t bits) {
-    const uint32_t wide = uint32_t{bits} << 16;
-    float value;
-    std::memcpy(&value, &wide, 4);
-    return value;
-  }
-  template <typename T>
-  static std::vector<T> HostCopy(const T* from, int64_t count) {
-    std::vector<T> host(count);
-    RECURVE_CUDA_OK(cudaMemcpy(host.data(), from, count * sizeof(T),
-                               cudaMemcpyDeviceToHost));
-    return host;
-  }
-
   // Pages scattered.
   void MakeTable(int64_t pages) {
     std::vector<int32_t> order(pages);
