@@ -9,7 +9,7 @@
 
 namespace recurve {
 
-// Pages 1..total of the TPA factor cache, kPageTokens tokens each: who holds
+// Pages 1..total of the KV cache, kPageTokens tokens each: who holds
 // them, and which of them have the bytes of a block of host memory. Page 0 is
 // the sink and never handed out.
 //

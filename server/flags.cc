@@ -272,11 +272,11 @@ void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
            "0 to 1048576", "Requests that may wait beyond max-num-seqs");
   AddSize(app, "kv-pool-bytes", o.model.kv_pool_bytes,
           "0 to 9223372036854775807",
-          "The most the TPA factor cache may take, as 24GiB; 0: 1 GiB on the "
+          "The most the KV cache may take, as 24GiB; 0: 1 GiB on the "
           "CPU, on a GPU "
           "what is left of its memory");
   AddCount(app, "kv-pages", o.model.kv_pages, "0 to 1073741824",
-           "Pages of 64 tokens in the TPA factor cache; 0: from kv-pool-bytes");
+           "Pages of 64 tokens in the KV cache; 0: from kv-pool-bytes");
   AddSize(
       app, "swap-bytes", o.model.swap_bytes, "0 to 1125899906842624",
       "Memory of the host that preempted sequences are saved in, as 4GiB; 0: "

@@ -76,7 +76,7 @@ void LogPlan(const std::string& device, const Capacity& capacity) {
                ExactBytes(capacity.state_bytes));
   if (capacity.max_model_len_reduced) {
     spdlog::warn(
-        "max_model_len is {} and not the model's {}: the factor cache holds no "
+        "max_model_len is {} and not the model's {}: the KV cache holds no "
         "more (raise --kv-pool-bytes or --kv-pages)",
         capacity.max_model_len, capacity.supported_model_len);
   }

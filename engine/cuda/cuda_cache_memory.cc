@@ -16,7 +16,7 @@ absl::Status CudaCacheMemory::Allocate(const CacheSpec& spec,
       pages_,
       CudaMemory::Allocate(
           kDevice, (int64_t{spec.num_pages} + 1) * spec.page_bytes,
-          "factor cache; lower --kv-pages, --kv-pool-bytes or --max-num-seqs"));
+          "KV cache; lower --kv-pages, --kv-pool-bytes or --max-num-seqs"));
   RECURVE_ASSIGN_OR_RETURN(
       slots_, CudaMemory::Allocate(
                   kDevice, (int64_t{spec.num_slots} + 1) * spec.slot_bytes,

@@ -259,7 +259,7 @@ absl::Status CudaExecutor::AllocateCache(int32_t num_pages, int32_t num_slots) {
   if (num_pages > 0 && CudaMemory::LacksDevice(others)) {
     return absl::ResourceExhaustedError(
         absl::StrCat(others.message(),
-                     "; or leave it more, by a smaller factor cache "
+                     "; or leave it more, by a smaller KV cache "
                      "(--kv-pool-bytes, --kv-pages)"));
   }
   RECURVE_RETURN_IF_ERROR(others);

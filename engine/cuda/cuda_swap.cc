@@ -92,7 +92,8 @@ absl::Status CudaSwap::CopySlot(const SavedMemory& memory, char* slot,
         sizes_.push_back(static_cast<size_t>(bytes));
       });
 #if CUDART_VERSION >= 13000
-  // A slot may have a hundred pieces. To start each takes the step thread 2 us.
+  // A slot may have a hundred pieces, and the step thread starts them: one
+  // call.
   cudaMemcpyAttributes attributes = {};
   attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
   size_t first = 0;

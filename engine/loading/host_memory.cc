@@ -136,7 +136,7 @@ absl::Status CheckHostMemory(const HostNeeds& needs, const HostMemory& memory) {
       needs.weights > memory.available ? "" : absl::StrCat(option, "; "),
       WhatThereIs(memory), ", and the model needs ", needs.all(), ": ",
       needs.weights, " for weights, ", needs.cache, " for ", needs.num_pages,
-      " pages of the factor cache, ", needs.state, " for the state of ",
+      " pages of the KV cache, ", needs.state, " for the state of ",
       needs.num_slots, " sequences, ", needs.sampling, " for sampling and ",
       needs.activations,
       " for the activations of a step (lower --max-num-seqs, --kv-pool-bytes, "

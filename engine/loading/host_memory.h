@@ -26,7 +26,7 @@ std::optional<HostMemory> AvailableHostMemory(const std::string& root = "");
 // Bytes that a model on the CPU needs at least, and their causes.
 struct HostNeeds {
   int64_t weights = 0;
-  int64_t cache = 0;  // the factor cache
+  int64_t cache = 0;  // the KV cache
   int64_t state = 0;  // for all sequences
   int64_t sampling = 0;
   int64_t num_pages = 0;

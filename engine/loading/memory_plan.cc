@@ -12,7 +12,7 @@
 namespace recurve {
 namespace {
 
-// Default size of the factor cache.
+// Default size of the KV cache.
 constexpr int64_t kDefaultPoolBytes = int64_t{1} << 30;
 // SamplingScratch, per token of the vocabulary.
 constexpr int64_t kSamplingScratchBytes =
@@ -127,7 +127,7 @@ absl::StatusOr<GpuNeeds> PlanGpu(const Program& program, const Plan& plan,
   return needs;
 }
 
-// Size limit of the factor cache.
+// Size limit of the KV cache.
 absl::StatusOr<int64_t> PoolBytes(const ModelDefinition& model,
                                   const Program& program, const Plan& plan,
                                   const ModelOptions& options,
@@ -210,7 +210,7 @@ absl::Status CheckGpuMemory(const Program& program, const Plan& plan,
   return absl::ResourceExhaustedError(absl::StrCat(
       "out of GPU memory: ", needs.all(), " bytes needed, ",
       placement.free_bytes, " free: ", needs.weights, " for weights, ",
-      needs.cache, " for ", capacity.num_pages, " pages of the factor cache, ",
+      needs.cache, " for ", capacity.num_pages, " pages of the KV cache, ",
       needs.state, " for the state of ", capacity.num_slots, " sequences, ",
       needs.saved, " for copies of it, ", needs.attention, " for attention, ",
       needs.sampling, " for sampling and ", needs.activations,

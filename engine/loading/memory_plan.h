@@ -44,7 +44,7 @@ struct Capacity {
   int64_t bytes() const { return weight_bytes + cache_bytes + state_bytes; }
 };
 
-// Default size of the factor cache on a GPU with `free_bytes` free, of which
+// Default size of the KV cache on a GPU with `free_bytes` free, of which
 // `others` are for weights, states and workspaces: the remainder less 1 GiB and
 // a sixteenth of free_bytes, which are for graphs, libraries and uncounted
 // allocations; at least 1 GiB, as on the CPU.

@@ -23,15 +23,15 @@ struct ModelOptions {
   // float16.
   std::string dtype = "auto";
   std::string state_dtype = "auto";
-  // Type of the factor cache: float32 on the CPU; bfloat16 or float16 on the
-  // GPU, where auto is bfloat16 with bfloat16 weights and else float16.
+  // Type of the KV cache: float32 on the CPU; bfloat16, float16 or, where no
+  // layer is TPA, float32 on the GPU, where auto follows the weights.
   std::string kv_dtype = "auto";
   // A request's tokens do not depend on what runs alongside it. There is no
   // other mode: false is refused.
   bool exact = true;
   int num_threads = 0;   // CPU threads; 0: one per core
-  int64_t kv_pages = 0;  // pages of the TPA factor cache; 0: from kv_pool_bytes
-  // Maximum size of the factor cache; 0: 1 GiB on the CPU and on a GPU that
+  int64_t kv_pages = 0;  // pages of the KV cache; 0: from kv_pool_bytes
+  // Maximum size of the KV cache; 0: 1 GiB on the CPU and on a GPU that
   // shares the host's memory; on others DefaultGpuPoolBytes.
   int64_t kv_pool_bytes = 0;
   // Host memory, page-locked for a GPU, to save preempted sequences in; 0: they

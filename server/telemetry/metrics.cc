@@ -161,10 +161,10 @@ struct Metrics::Families {
                                 {{"state", "used"}});
   Gauge& slots_total = MakeGauge(r, "state_slots", "Recurrent-state slots.",
                                  {{"state", "total"}});
-  Gauge& pages_used = MakeGauge(
-      r, "tpa_pages", "Pages of the TPA factor cache.", {{"state", "used"}});
-  Gauge& pages_total = MakeGauge(
-      r, "tpa_pages", "Pages of the TPA factor cache.", {{"state", "total"}});
+  Gauge& pages_used =
+      MakeGauge(r, "tpa_pages", "Pages of the KV cache.", {{"state", "used"}});
+  Gauge& pages_total =
+      MakeGauge(r, "tpa_pages", "Pages of the KV cache.", {{"state", "total"}});
   Gauge& state_bytes = MakeGauge(
       r, "state_bytes", "Memory of all recurrent-state slots, in bytes.",
       {{"tier", "device"}});

@@ -107,7 +107,7 @@ TEST(CheckHostMemoryTest, NamesWhatTakesTheMost) {
   EXPECT_EQ(
       message({5104, false}),
       "--max-num-seqs is 30; the host has 5104 bytes of memory, and "
-      "the model needs 5105: 90 for weights, 2000 for 20 pages of the factor "
+      "the model needs 5105: 90 for weights, 2000 for 20 pages of the KV "
       "cache, 3000 for the state of 30 sequences, 10 for sampling and 5 for "
       "the activations of a step (lower --max-num-seqs, --kv-pool-bytes, "
       "--kv-pages, --max-num-batched-tokens or --num-threads)");

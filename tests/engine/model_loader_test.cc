@@ -327,7 +327,7 @@ TEST_F(ModelLoaderTest, RefusesWhatTheHostCannotHold) {
   EXPECT_THAT(Status(),
               FailsWith(absl::StatusCode::kResourceExhausted,
                         "--kv-pages is 1073741824; the ",
-                        "10995116288000 for 1073741824 pages of the factor"));
+                        "10995116288000 for 1073741824 pages of the KV cache"));
 }
 
 TEST_F(ModelLoaderTest, SwapBytesThatTheHostDoesNotHaveAreRefused) {
