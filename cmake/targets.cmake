@@ -1,6 +1,6 @@
 # recurve_library(NAME SRCS ... DEPS ...)
 # recurve_binary(NAME SRCS ... DEPS ...)
-# recurve_test(NAME SRCS ... DEPS ... [LABELS ...] [TIMEOUT seconds])
+# recurve_test(NAME SRCS ... DEPS ... [LABELS ...] [TIMEOUT seconds] [OPTIMIZED])
 # recurve_bench(NAME SRCS ... DEPS ...)
 # recurve_sanitizer_environment(NAME)
 #
@@ -45,45 +45,50 @@ function(recurve_binary name)
   target_link_options(${name} PRIVATE "LINKER:--disable-new-dtags")
 endfunction()
 
-# What all tests are compiled with: half of a build's time goes to them, most of it
-# to the same headers, which are compiled once; and they do not need to be fast.
-function(_recurve_test_options target)
-  if(NOT RECURVE_SANITIZER)
-    target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:-O1;-g0>")
+# What all tests are compiled with: half of a build's time goes to them, most of it to
+# the same headers, which are compiled once, and to optimising code that runs once. Those
+# that compute much themselves (OPTIMIZED) have -O1.
+function(_recurve_test_options target optimized)
+  set(_options -O0 -g0)
+  set(_headers_of recurve_test_headers)
+  if(optimized)
+    set(_options -O1 -g0)
+    set(_headers_of recurve_optimized_test_headers)
   endif()
+  if(RECURVE_SANITIZER)
+    list(REMOVE_ITEM _options -g0)  # a report names lines
+  endif()
+  target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:${_options}>")
   if(NOT RECURVE_UNITY)  # tools read the sources one by one
     return()
   endif()
   # Compiled headers hold only for the same options, and some libraries ask for this.
   target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:-pthread>")
-  if(NOT TARGET recurve_test_headers)
-    set(_source ${PROJECT_BINARY_DIR}/gen/test_headers.cc)
+  if(NOT TARGET ${_headers_of})
+    set(_source ${PROJECT_BINARY_DIR}/gen/${_headers_of}.cc)
     file(WRITE ${_source}.in "")
     configure_file(${_source}.in ${_source} COPYONLY)
-    add_library(recurve_test_headers OBJECT ${_source})
-    target_link_libraries(recurve_test_headers PRIVATE GTest::gmock GTest::gtest)
-    _recurve_common(recurve_test_headers)
-    target_compile_options(recurve_test_headers PRIVATE -pthread)
-    if(NOT RECURVE_SANITIZER)
-      target_compile_options(recurve_test_headers PRIVATE -O1 -g0)
-    endif()
+    add_library(${_headers_of} OBJECT ${_source})
+    target_link_libraries(${_headers_of} PRIVATE GTest::gmock GTest::gtest)
+    _recurve_common(${_headers_of})
+    target_compile_options(${_headers_of} PRIVATE ${_options} -pthread)
     set(_headers <gmock/gmock.h> <gtest/gtest.h> <nlohmann/json.hpp> <absl/status/statusor.h>
         <absl/strings/str_cat.h> <algorithm> <chrono> <functional> <map> <memory> <optional>
         <string> <thread> <vector>)
     if(RECURVE_BUILD_SERVER)
       list(APPEND _headers <grpcpp/grpcpp.h>)
     endif()
-    target_precompile_headers(recurve_test_headers PRIVATE ${_headers})
+    target_precompile_headers(${_headers_of} PRIVATE ${_headers})
   endif()
-  target_precompile_headers(${target} REUSE_FROM recurve_test_headers)
+  target_precompile_headers(${target} REUSE_FROM ${_headers_of})
 endfunction()
 
 function(recurve_test name)
-  cmake_parse_arguments(ARG "" "TIMEOUT" "SRCS;DEPS;LABELS;APART" ${ARGN})
+  cmake_parse_arguments(ARG "OPTIMIZED" "TIMEOUT" "SRCS;DEPS;LABELS;APART" ${ARGN})
   add_executable(${name} ${ARG_SRCS})
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} GTest::gmock GTest::gtest GTest::gtest_main)
   _recurve_common(${name} ${ARG_APART})
-  _recurve_test_options(${name})
+  _recurve_test_options(${name} ${ARG_OPTIMIZED})
   target_compile_definitions(${name} PRIVATE
     RECURVE_SOURCE_DIR="${PROJECT_SOURCE_DIR}" RECURVE_BINARY_DIR="${PROJECT_BINARY_DIR}")
   add_test(NAME ${name} COMMAND ${name})

@@ -474,9 +474,8 @@ TEST(EngineSimTest, EveryRequestGetsWhatItGetsAlone) {
            sum.cached_prompt_tokens_total > 0 && met.branches > 0 &&
            met.ends > 0;
   };
-  const uint64_t seeds = SimSeeds(40);
-  for (uint64_t seed = 0; seed < seeds || (seed < 20 * seeds && !met_all());
-       ++seed) {
+  const uint64_t seeds = SimSeeds(2000);
+  for (uint64_t seed = 0; seed < seeds || (seed < 2000 && !met_all()); ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     const EngineLoad load = RunSeed(seed, /*runs_ahead=*/seed % 2 == 1, &met);
     sum.preemptions_total += load.preemptions_total;
