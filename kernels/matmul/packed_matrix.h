@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "base/huge_pages.h"
 #include "base/tensor_view.h"
 
 namespace recurve {
@@ -66,15 +67,15 @@ class PackedMatrix {
   }
 
   // The packed elements; the vector of storage() is not empty.
-  const std::vector<float>& floats() const { return floats_; }
-  const std::vector<uint16_t>& bfloats() const { return bfloats_; }
+  const HugePageVector<float>& floats() const { return floats_; }
+  const HugePageVector<uint16_t>& bfloats() const { return bfloats_; }
 
  private:
   int64_t outputs_ = 0;
   int64_t inputs_ = 0;
   DType storage_ = DType::kFloat32;
-  std::vector<float> floats_;
-  std::vector<uint16_t> bfloats_;
+  HugePageVector<float> floats_;
+  HugePageVector<uint16_t> bfloats_;
 };
 
 }  // namespace recurve

@@ -61,11 +61,11 @@ class MatmulTest : public SimdTest {
 TEST_P(MatmulTest, EveryElementIsOneChainBitForBit) {
   ThreadPool pool(2);
   for (int64_t outputs : {1, 15, 16, 17, 63, 64, 65, 130}) {
-    for (int64_t inputs : {1, 2, 3, 255}) {
+    for (int64_t inputs : {1, 3, 127, 128, 129, 256, 257}) {
       const std::vector<float> w = RandomBFloat16Tensor(1, outputs * inputs);
       for (DType storage : {DType::kFloat32, DType::kBFloat16}) {
         const PackedMatrix packed = Packed(w, outputs, inputs, storage);
-        for (int64_t rows : {1, 2, 3, 4, 5, 33}) {
+        for (int64_t rows : {1, 2, 3, 4, 5, 6, 7, 13, 32, 33, 40}) {
           SCOPED_TRACE(testing::Message()
                        << rows << " x " << inputs << " -> " << outputs << " "
                        << std::string(Name(storage)));
