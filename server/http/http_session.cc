@@ -6,11 +6,9 @@
 #include <algorithm>
 #include <boost/asio/post.hpp>
 
-#include "absl/algorithm/container.h"
-#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "engine/checkpoint/quote.h"
+#include "server/http/http_head.h"
 
 namespace recurve {
 namespace {
@@ -43,80 +41,6 @@ constexpr int kClientGone = 499;
 int UntakenBytes(tcp::socket& socket) {
   int bytes = 0;
   return ioctl(socket.native_handle(), SIOCOUTQ, &bytes) == 0 ? bytes : -1;
-}
-
-absl::string_view View(boost::beast::string_view text) {
-  return {text.data(), text.size()};
-}
-
-// The error in the request's body framing, or nothing. Beast treats a body of
-// any coding other than "chunked" as empty, and would parse the body as the
-// next request.
-std::string BodyProblem(const http::fields& head, int version) {
-  // Beast accepts "5, 5" and two equal headers as 5, as RFC 9112 allows. A
-  // proxy may interpret them differently.
-  const size_t lengths = head.count(http::field::content_length);
-  if (lengths > 1) return "there is more than one Content-Length";
-  if (lengths == 1) {
-    const absl::string_view length = View(head[http::field::content_length]);
-    if (!absl::c_all_of(length, absl::ascii_isdigit)) {
-      return absl::StrCat("Content-Length is ", Quote(length),
-                          "; expected one number");
-    }
-  }
-  const auto [first, last] = head.equal_range(http::field::transfer_encoding);
-  if (first == last) return "";
-  const absl::string_view coding = View(first->value());
-  if (std::next(first) != last) {
-    return "there is more than one Transfer-Encoding; expected chunked";
-  }
-  if (!absl::EqualsIgnoreCase(coding, "chunked")) {
-    return absl::StrCat("Transfer-Encoding is ", Quote(coding),
-                        "; expected chunked");
-  }
-  if (version < 11) return "HTTP/1.0 has no Transfer-Encoding";
-  return "";
-}
-
-// The same for the Host header, by which proxies may route.
-std::string HostProblem(const http::fields& head, int version) {
-  const size_t hosts = head.count(http::field::host);
-  if (hosts > 1) return "there is more than one Host";
-  if (hosts == 0 && version >= 11) return "Host is missing";
-  return "";
-}
-
-// The path of a target "/path?query" or, as proxies get it, "http://host/path".
-absl::string_view PathOf(absl::string_view target) {
-  target = target.substr(0, target.find('?'));
-  for (const absl::string_view scheme : {"http://", "https://"}) {
-    if (!absl::StartsWithIgnoreCase(target, scheme)) continue;
-    const size_t path = target.find('/', scheme.size());
-    return path == absl::string_view::npos ? "/" : target.substr(path);
-  }
-  return target;
-}
-
-std::string Head(const HttpResponse& response, int version, bool keep_alive,
-                 std::optional<size_t> length) {
-  std::string head = absl::StrCat(
-      "HTTP/1.", version >= 11 ? 1 : 0, " ", response.status, " ",
-      View(http::obsolete_reason(static_cast<http::status>(response.status))),
-      "\r\nContent-Type: ", response.content_type, "\r\n");
-  for (const auto& [name, value] : response.headers) {
-    absl::StrAppend(&head, name, ": ", value, "\r\n");
-  }
-  if (length) {
-    absl::StrAppend(&head, "Content-Length: ", *length, "\r\n");
-  } else if (version >= 11) {
-    absl::StrAppend(&head, "Transfer-Encoding: chunked\r\n");
-  }
-  if (!keep_alive) {
-    absl::StrAppend(&head, "Connection: close\r\n");
-  } else if (version < 11) {
-    absl::StrAppend(&head, "Connection: keep-alive\r\n");
-  }
-  return head + "\r\n";
 }
 
 }  // namespace
@@ -223,7 +147,7 @@ void HttpSession::Begin(HttpResponse head) {
     streaming_ = true;
     ping_ = head.ping;
     status_to_send_ = head.status;
-    pending_ += recurve::Head(head, version_, keep_alive_, std::nullopt);
+    pending_ += HeadOf(head, version_, keep_alive_, std::nullopt);
     AppendPiece(head.body);
     WriteMore();
   });
@@ -385,7 +309,7 @@ void HttpSession::Parse() {
     const asio::const_buffer data = input_.data();
     const size_t used = parser_->put(data, error);
     if (state_ == State::kHead &&
-        Folds({static_cast<const char*>(data.data()), used})) {
+        Folds({static_cast<const char*>(data.data()), used}, &head_end_)) {
       return Refuse(HttpError(
           400,
           "a line of the head begins with a space or a tab, as if it went on "
@@ -417,17 +341,6 @@ void HttpSession::Parse() {
     if (parser_->is_done()) return Dispatch();
     if (more || used == 0) return Read();
   }
-}
-
-bool HttpSession::Folds(absl::string_view bytes) {
-  // Beast would join the lines. Other parsers do not, and a server that parses
-  // a head differently from the proxy in front of it can be made to accept a
-  // request that the proxy has not seen (RFC 9112, 5.2).
-  for (const char c : bytes) {
-    if (head_end_ == '\n' && (c == ' ' || c == '\t')) return true;
-    head_end_ = c;
-  }
-  return false;
 }
 
 void HttpSession::OnHead() {
@@ -545,8 +458,7 @@ void HttpSession::Refuse(const HttpResponse& response) {
 
 void HttpSession::SendNow(const HttpResponse& response, bool keep_alive) {
   keep_alive_ = keep_alive && !sessions_->draining();
-  pending_ +=
-      recurve::Head(response, version_, keep_alive_, response.body.size());
+  pending_ += HeadOf(response, version_, keep_alive_, response.body.size());
   if (!head_only_) pending_ += response.body;
   status_to_send_ = response.status;
   finished_ = true;

@@ -101,9 +101,6 @@ class HttpSession : public HttpReply,
   void OnRead(size_t bytes);
 
   void Parse();
-  // Whether a line of the head continues in the next (obsolete line folding):
-  // the next part of the head is `bytes`.
-  bool Folds(absl::string_view bytes);
   void OnHead();
   void SetPath(absl::string_view target);
   // False, and the request is refused, if all bodies together are too large.
