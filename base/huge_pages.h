@@ -7,9 +7,9 @@
 namespace recurve {
 
 // Memory that the system is asked to hold in pages of 2 MiB, as far as whole
-// ones fit. Where weights are read once a step, a page of 4 KiB is met anew
-// every few hundred cycles, and neither prefetching nor the translation of
-// addresses goes beyond it. Throws std::bad_alloc, as new does.
+// ones fit. Weights are read once a step: with pages of 4 KiB each is looked up
+// again after a few hundred cycles, and no prefetch goes beyond it. Throws
+// std::bad_alloc, as new does.
 void* AllocateHugePages(size_t bytes);
 void FreeHugePages(void* memory, size_t bytes);  // `bytes` as allocated
 
