@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "nghttp2/nghttp2.h"
+#include "server/grpc/wire.h"
 
 namespace recurve {
 namespace {
