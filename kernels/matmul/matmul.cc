@@ -26,7 +26,7 @@ constexpr int kLanes = static_cast<int>(hn::MaxLanes(D()));
 constexpr int kVectorsPerBlock = static_cast<int>(kBlock) / kLanes;
 
 // A tile is rows of x times blocks of weights; its sums are in registers (32 of
-// 16 lanes, else 16). It has at least six chains of additions, to hide their
+// 16 lanes, else 16). It has several chains of additions, to hide their
 // latency, and as many rows as fit, since each row uses a weight that is
 // widened once.
 constexpr int kMaxTileRows = kVectorsPerBlock > 2 ? 3 : 6;

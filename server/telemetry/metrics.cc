@@ -153,10 +153,10 @@ struct Metrics::Families {
       MakeGauge(r, "num_requests_running", "Sequences that hold memory.");
   Gauge& waiting =
       MakeGauge(r, "num_requests_waiting", "Sequences that wait for memory.");
-  Gauge& usage = MakeGauge(
-      r, "kv_cache_usage_perc",
-      "Used part of the state slots or of the TPA pages, whichever is "
-      "more; 1 is full.");
+  Gauge& usage =
+      MakeGauge(r, "kv_cache_usage_perc",
+                "Used part of the state slots or of the KV pages, whichever is "
+                "more; 1 is full.");
   Gauge& slots_used = MakeGauge(r, "state_slots", "Recurrent-state slots.",
                                 {{"state", "used"}});
   Gauge& slots_total = MakeGauge(r, "state_slots", "Recurrent-state slots.",
