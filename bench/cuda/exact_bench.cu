@@ -1,10 +1,10 @@
 // Cost of the fixed order of sums of a decode step's products: each product of
-// T6-XL by decode_matmul_cuda.h, and by cuBLASLt's fastest recommendation for
+// a model by decode_matmul_cuda.h, and by cuBLASLt's fastest recommendation for
 // any order (split inputs, stream-K, 32 MB of workspace), possibly another one
 // for each number of rows. Fused norms and gates are separate kernels for
 // cuBLASLt. Weights are cold, in a chain.
 //
-// `recurve-exact-bench [--json FILE] [--rows N,N...]`
+// `recurve-exact-bench [--preset NAME] [--json FILE] [--rows N,N...]`
 
 #include <cublasLt.h>
 
@@ -14,13 +14,14 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "base/output_file.h"
 #include "bench/cuda/gpu_timer.h"
-#include "bench/cuda/t6_xl_products.h"
+#include "bench/cuda/step_products.h"
 #include "kernels/glu/glu_cuda.h"
 #include "kernels/matmul/decode_matmul_cuda.h"
 #include "kernels/norm/norm_cuda.h"
@@ -30,10 +31,8 @@ namespace bench {
 namespace {
 
 constexpr int64_t kMaxRows = 4096;
-constexpr int64_t kMaxCols = 8576;
 constexpr size_t kWorkspaceBytes = size_t{32} << 20;
 constexpr int kCandidates = 16;
-constexpr int64_t kHalfStride = 4288;  // of the gate's results, in 16 bits
 
 void Ok(cublasStatus_t status, const char* what) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
@@ -49,6 +48,8 @@ int64_t PaddedOutputs(const StepProduct& product) {
 
 // The products' data, random.
 struct Data {
+  const StepModel& model;
+  int64_t half_stride;               // of the gate's results, in 16 bits
   std::vector<const void*> weights;  // of layers, one after the other
   const void* head;
   const void* floats;  // rows of float32
@@ -58,44 +59,45 @@ struct Data {
   float* y;
   void* workspace;
 
-  Data() {
-    for (int i = 0; i < kT6XlBenchLayers * kT6XlProducts; ++i) {
-      const StepProduct& product = kT6XlLayer[i % kT6XlProducts];
+  Data(const StepModel& step_model, int64_t rows)
+      : model(step_model), half_stride(model.layer[3].inputs) {
+    for (int i = 0; i < model.layers * kStepProducts; ++i) {
+      const StepProduct& product = model.layer[i % kStepProducts];
       weights.push_back(
           RandomMemory(PaddedOutputs(product) * product.inputs * 2, true));
     }
-    head = RandomMemory(kT6XlHead.outputs * kT6XlHead.inputs * 2, true);
-    floats = RandomMemory(kMaxRows * kMaxCols * 4, false);
-    halves = RandomMemory(kMaxRows * kMaxCols * 2, true);
-    norm = static_cast<float*>(RandomMemory(kMaxCols * 4, false));
-    x = RandomMemory(kMaxRows * kMaxCols * 2, true);
-    y = static_cast<float*>(
-        RandomMemory(kMaxRows * kT6XlHead.outputs * 4, false));
+    const int64_t cols = model.most_cols;
+    head = RandomMemory(model.head.outputs * model.head.inputs * 2, true);
+    floats = RandomMemory(rows * cols * 4, false);
+    halves = RandomMemory(rows * cols * 2, true);
+    norm = static_cast<float*>(RandomMemory(cols * 4, false));
+    x = RandomMemory(rows * cols * 2, true);
+    y = static_cast<float*>(RandomMemory(rows * model.head.outputs * 4, false));
     RECURVE_CUDA_OK(cudaMalloc(&workspace, kWorkspaceBytes));
   }
   // Weights of product `i` of a layer, or of the head.
   const void* Weights(int i, int call) const {
-    return i == kT6XlProducts
+    return i == kStepProducts
                ? head
-               : weights[call % kT6XlBenchLayers * kT6XlProducts + i];
+               : weights[call % model.layers * kStepProducts + i];
+  }
+  const StepProduct& Product(int i) const {
+    return i == kStepProducts ? model.head : model.layer[i];
   }
 };
 
-const StepProduct& ProductOf(int i) {
-  return i == kT6XlProducts ? kT6XlHead : kT6XlLayer[i];
-}
-
 cudaError_t Norm(const Data& data, int64_t rows, cudaStream_t stream) {
+  const int64_t width = data.model.layer[0].inputs;
   return LaunchRoundedRmsNorm(
-      {ElementType::kFloat32, data.floats, 1600, data.norm, data.x, 1600, rows,
-       nullptr, 1600, 1, 1e-5f},
+      {ElementType::kFloat32, data.floats, width, data.norm, data.x, width,
+       rows, nullptr, width, 1, 1e-5f},
       WeightType::kBFloat16, stream);
 }
 
 // As in the engine: with one row, the norm is the product's.
 cudaError_t Exact(const Data& data, int i, int call, int64_t rows,
                   cudaStream_t stream) {
-  const StepProduct& product = ProductOf(i);
+  const StepProduct& product = data.Product(i);
   DecodeMatmulParams p = {};
   p.type = WeightType::kBFloat16;
   p.w = data.Weights(i, call);
@@ -119,7 +121,7 @@ cudaError_t Exact(const Data& data, int i, int call, int64_t rows,
     p.gate = true;
     p.activation = Activation::kSilu;
     p.y = reinterpret_cast<float*>(data.halves);
-    p.y_stride = kHalfStride;
+    p.y_stride = data.half_stride;
     p.y_is_half = true;
   }
   return LaunchDecodeMatmul(p, stream);
@@ -191,7 +193,7 @@ class Library {
     if (!product_.gate) return cudaSuccess;
     return LaunchRoundedGlu(
         {ElementType::kFloat32, data.y, (product_.outputs + 63) / 64 * 64,
-         data.halves, kHalfStride, rows_, nullptr, product_.outputs / 2,
+         data.halves, data.half_stride, rows_, nullptr, product_.outputs / 2,
          Activation::kSilu},
         WeightType::kBFloat16, stream);
   }
@@ -226,7 +228,7 @@ class Library {
 // `down` the library also reads the last, padded inputs, which are small next
 // to a gate's results in the others.
 void Compare(const Data& data, int i, int64_t rows, const Library& library) {
-  const StepProduct& product = ProductOf(i);
+  const StepProduct& product = data.Product(i);
   if (product.gate) return;  // 16 bits, and other inputs
   const int64_t stride = (product.outputs + 63) / 64 * 64;
   std::vector<float> results[2];
@@ -263,18 +265,19 @@ struct Row {
   std::string algorithm;
 };
 
-void Bench(const std::vector<int64_t>& all_rows, std::vector<Row>* out) {
-  const Data data;
+void Bench(const StepModel& model, const std::vector<int64_t>& all_rows,
+           std::vector<Row>* out) {
+  const Data data(model, *std::max_element(all_rows.begin(), all_rows.end()));
   cublasLtHandle_t handle = nullptr;
   Ok(cublasLtCreate(&handle), "initialisation");
   for (const int64_t rows : all_rows) {
     std::vector<std::unique_ptr<Library>> libraries;
-    bool faster[kT6XlProducts + 1];  // whether the library is faster
-    for (int i = 0; i <= kT6XlProducts; ++i) {
-      const StepProduct& product = ProductOf(i);
+    bool faster[kStepProducts + 1];  // whether the library is faster
+    for (int i = 0; i <= kStepProducts; ++i) {
+      const StepProduct& product = data.Product(i);
       libraries.push_back(std::make_unique<Library>(handle, product, rows));
       Library& library = *libraries.back();
-      const int nodes = i == kT6XlProducts ? 2 : kT6XlBenchLayers;
+      const int nodes = i == kStepProducts ? 2 : model.layers;
       const double exact = MeasureChain(
           [&](cudaStream_t stream, int call) {
             return Exact(data, i, call, rows, stream);
@@ -310,10 +313,10 @@ void Bench(const std::vector<int64_t>& all_rows, std::vector<Row>* out) {
     const auto layer = [&](bool any_order) {
       return MeasureChain(
           [&](cudaStream_t stream, int call) {
-            for (int i = 0; i < kT6XlProducts; ++i) {
+            for (int i = 0; i < kStepProducts; ++i) {
               const bool library = any_order && faster[i];
               cudaError_t error = cudaSuccess;
-              if (ProductOf(i).norm && (rows > 1 || library))
+              if (data.Product(i).norm && (rows > 1 || library))
                 error = Norm(data, rows, stream);
               if (error == cudaSuccess) {
                 error = library ? libraries[i]->Enqueue(data, i, call, stream)
@@ -323,12 +326,12 @@ void Bench(const std::vector<int64_t>& all_rows, std::vector<Row>* out) {
             }
             return cudaSuccess;
           },
-          kT6XlBenchLayers);
+          model.layers);
     };
     std::string mix;
-    for (int i = 0; i < kT6XlProducts; ++i) {
+    for (int i = 0; i < kStepProducts; ++i) {
       if (faster[i])
-        mix += (mix.empty() ? "" : ", ") + std::string(ProductOf(i).name);
+        mix += (mix.empty() ? "" : ", ") + std::string(data.Product(i).name);
     }
     out->push_back({"layer", rows, layer(false), layer(true),
                     mix.empty() ? "none by cuBLASLt" : "by cuBLASLt: " + mix});
@@ -338,10 +341,23 @@ void Bench(const std::vector<int64_t>& all_rows, std::vector<Row>* out) {
 
 int Main(int argc, char** argv) {
   std::string json;
+  const StepModel* model = &kT6Xl;
   std::vector<int64_t> rows = {1, 2, 8, 16, 32, 64, 128, 256};
   for (int i = 1; i + 1 < argc; i += 2) {
     if (std::strcmp(argv[i], "--json") == 0) {
       json = argv[i + 1];
+    } else if (std::strcmp(argv[i], "--preset") == 0) {
+      const auto* const found =
+          std::find_if(std::begin(kStepModels), std::end(kStepModels),
+                       [&](const StepModel* m) {
+                         return std::strcmp(m->name, argv[i + 1]) == 0;
+                       });
+      if (found == std::end(kStepModels)) {
+        std::fprintf(stderr, "--preset: '%s' is not t6-xl or qwen3.5-9b\n",
+                     argv[i + 1]);
+        return 2;
+      }
+      model = *found;
     } else if (std::strcmp(argv[i], "--rows") == 0) {
       rows.clear();
       for (const char* at = argv[i + 1]; *at != '\0';) {
@@ -359,8 +375,10 @@ int Main(int argc, char** argv) {
     }
   }
   if (argc % 2 == 0) {
-    std::fputs("usage: recurve-exact-bench [--json FILE] [--rows N,N...]\n",
-               stderr);
+    std::fputs(
+        "usage: recurve-exact-bench [--preset NAME] [--json FILE] "
+        "[--rows N,N...]\n",
+        stderr);
     return 2;
   }
   int devices = 0;
@@ -378,7 +396,7 @@ int Main(int argc, char** argv) {
     return 1;
   }
   std::vector<Row> results;
-  Bench(rows, &results);
+  Bench(*model, rows, &results);
   std::printf("%-14s %5s %9s %9s %7s  %s\n", "product", "rows", "exact us",
               "other us", "saved", "fastest other");
   for (const Row& r : results) {

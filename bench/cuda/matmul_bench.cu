@@ -9,7 +9,7 @@
 #include <cstdlib>
 
 #include "bench/cuda/matmul_bench.h"
-#include "bench/cuda/t6_xl_products.h"
+#include "bench/cuda/step_products.h"
 #include "kernels/common/device_math.cuh"
 #include "kernels/matmul/decode_matmul_cuda.h"
 
@@ -18,10 +18,10 @@ namespace bench {
 namespace {
 
 using Product = StepProduct;
-constexpr const auto& kLayer = kT6XlLayer;
-constexpr int kProducts = kT6XlProducts;
-constexpr int kLayers = kT6XlBenchLayers;
-constexpr Product kHead = kT6XlHead;
+constexpr const auto& kLayer = kT6Xl.layer;
+constexpr int kProducts = kStepProducts;
+constexpr int kLayers = kT6Xl.layers;
+constexpr Product kHead = kT6Xl.head;
 
 __device__ float ReadRow(const DecodeMatmulParams& p, int64_t row, int64_t c) {
   if (p.x_is_float) return static_cast<const float*>(p.x)[row * p.x_stride + c];

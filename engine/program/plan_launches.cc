@@ -214,7 +214,7 @@ class Planner {
       return false;
     }
     if (form_.decode || form_.all_steps) return true;
-    return IsGatedMatmul(up.outputs, unit.gate->activation) &&
+    return IsGatedMatmul(up.outputs, up.padded_inputs, unit.gate->activation) &&
            MatrixOf(*unit.down).type == up.type;
   }
 

@@ -14,11 +14,15 @@ namespace recurve {
 // step, with rows and weights as either operand; gpu_matmul_test checks that on
 // the device.
 //
-// The matrix's sizes alone decide. Wide matrices have enough work for all
-// multiprocessors without cutting their inputs.
+// The matrix's sizes alone decide. Matrices with many outputs have enough work
+// for all multiprocessors without cutting their inputs; so have those with
+// 4,096 to 8,191 if they have fewer inputs, and a chain of these is short.
 inline constexpr int kDecodeMatmulMaxSplits = 8;
-RECURVE_HOST_DEVICE constexpr int DecodeMatmulSplits(int64_t outputs) {
-  return outputs < 4096 ? kDecodeMatmulMaxSplits : 1;
+RECURVE_HOST_DEVICE constexpr int DecodeMatmulSplits(int64_t outputs,
+                                                     int64_t inputs) {
+  return outputs < 4096 || (outputs < 8192 && outputs <= inputs)
+             ? kDecodeMatmulMaxSplits
+             : 1;
 }
 // First input of part `split`, a multiple of 64; for `splits`, the end of the
 // last part.

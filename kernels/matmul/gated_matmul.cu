@@ -315,8 +315,9 @@ cudaError_t LaunchForm(const DecodeMatmulParams& p, int multiprocessors,
 }  // namespace
 
 bool GatedMatmulTakes(const DecodeMatmulParams& p) {
-  return p.gate && IsGatedMatmul(p.outputs, p.activation) && p.y_is_half &&
-         p.rows >= kGatedLeastRows && p.y_stride % 8 == 0 && IsAligned(p.y);
+  return p.gate && IsGatedMatmul(p.outputs, p.inputs, p.activation) &&
+         p.y_is_half && p.rows >= kGatedLeastRows && p.y_stride % 8 == 0 &&
+         IsAligned(p.y);
 }
 
 cudaError_t LaunchGatedMatmul(const DecodeMatmulParams& p, int multiprocessors,

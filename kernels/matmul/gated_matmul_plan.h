@@ -13,8 +13,10 @@ namespace recurve {
 
 // Whether gated_matmul.cu takes the gate of a matrix with `outputs` outputs,
 // both halves, if results are 16-bit: not of matrices in parts.
-constexpr bool IsGatedMatmul(int64_t outputs, Activation activation) {
-  return activation == Activation::kSilu && DecodeMatmulSplits(outputs) == 1;
+constexpr bool IsGatedMatmul(int64_t outputs, int64_t inputs,
+                             Activation activation) {
+  return activation == Activation::kSilu &&
+         DecodeMatmulSplits(outputs, inputs) == 1;
 }
 
 // Rows of a cluster, 128 of each of its two blocks; and the fewest rows for

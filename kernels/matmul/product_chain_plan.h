@@ -150,14 +150,15 @@ inline ProductChainPlan PlanProductChain(const ProductChainShape& s,
       s.width > kProductChainMaxWidth || s.up_inputs > kProductChainMaxWidth ||
       s.up_inputs < s.width || s.features > kChainMaxFeatures ||
       !chunked(s.out_inputs) || !chunked(s.up_inputs) ||
-      !chunked(s.down_inputs) || DecodeMatmulSplits(s.width) == 1 ||
-      DecodeMatmulSplits(2 * s.features) != 1 ||
+      !chunked(s.down_inputs) ||
+      DecodeMatmulSplits(s.width, s.out_inputs) == 1 ||
+      DecodeMatmulSplits(2 * s.features, s.up_inputs) != 1 ||
       tiles(s.width) > multiprocessors ||
       tiles(2 * s.features) > kChainWarps * multiprocessors ||
       (next &&
-       (DecodeMatmulSplits(s.next_outputs) == 1 || !chunked(s.next_inputs) ||
-        s.next_inputs > kProductChainMaxWidth || s.next_inputs < s.width ||
-        tiles(s.next_outputs) > multiprocessors))) {
+       (DecodeMatmulSplits(s.next_outputs, s.next_inputs) == 1 ||
+        !chunked(s.next_inputs) || s.next_inputs > kProductChainMaxWidth ||
+        s.next_inputs < s.width || tiles(s.next_outputs) > multiprocessors))) {
     return {};
   }
   ProductChainPlan plan = {};

@@ -23,7 +23,6 @@ namespace {
 
 using stream_matmul::FewOfOneRow;
 using stream_matmul::kFewWarps;
-using stream_matmul::kMaxShared;
 using stream_matmul::kStep;
 using stream_matmul::kStepBytes;
 using stream_matmul::kSumBytes;
@@ -33,6 +32,7 @@ using stream_matmul::kWarps;
 using stream_matmul::ManyOfOneRow;
 using stream_matmul::ManyOfRows;
 using stream_matmul::PartsOfOneRow;
+using stream_matmul::PartsOfOneRowPaired;
 using stream_matmul::PartsOfRows;
 using stream_matmul::RowBytes;
 
@@ -41,7 +41,7 @@ using stream_matmul::RowBytes;
 template <typename T>
 class NormedRow {
  public:
-  static constexpr int kFours = 2;
+  static constexpr int kFours = 4;
   static constexpr int kColumns = 4 * kFours * kThreads;
 
   // Before WaitForPrevious().
@@ -178,7 +178,7 @@ struct Fragments {
 //
 // Weights do not wait for the previous kernel, and are evict-first in L2.
 template <typename T, typename S>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(kThreads, S::kBlocks)
     stream_kernel(const __grid_constant__ DecodeMatmulParams p) {
   extern __shared__ __align__(128) char memory[];
   constexpr int kSplits = S::kSplits;
@@ -410,13 +410,18 @@ cudaError_t Launch(const DecodeMatmulParams& p, int multiprocessors,
 
 template <typename S>
 bool Fits(const DecodeMatmulParams& p) {
-  return p.rows <= S::kRows && S::SharedBytes(p.inputs, p.rows) <= kMaxShared;
+  return p.rows <= S::kRows &&
+         S::SharedBytes(p.inputs, p.rows) <= S::kMostShared;
 }
 
 template <typename T>
 cudaError_t LaunchTyped(const DecodeMatmulParams& p, int multiprocessors,
                         cudaStream_t stream) {
-  if (DecodeMatmulSplits(p.outputs) > 1) {
+  if (DecodeMatmulSplits(p.outputs, p.inputs) > 1) {
+    if (p.outputs > int64_t{kTileOutputs} * multiprocessors &&
+        Fits<PartsOfOneRowPaired>(p)) {
+      return Launch<T, PartsOfOneRowPaired>(p, multiprocessors, stream);
+    }
     return Fits<PartsOfOneRow>(p)
                ? Launch<T, PartsOfOneRow>(p, multiprocessors, stream)
                : Launch<T, PartsOfRows>(p, multiprocessors, stream);

@@ -32,12 +32,17 @@ RECURVE_HOST_DEVICE constexpr int64_t RowBytes(int64_t inputs) {
 
 // An instance of the kernel. kTileWarps warps of a block have tiles, with up to
 // kStages steps in flight each; if that is fewer than all warps, one tile each.
-template <int kSplits_, int kRows_, int kTileWarps_, int kStages_>
+// kBlocks blocks share a multiprocessor.
+template <int kSplits_, int kRows_, int kTileWarps_, int kStages_,
+          int kBlocks_ = 1>
 struct Form {
   static constexpr int kSplits = kSplits_;  // of the inputs, one a warp; or 1
   static constexpr int kRows = kRows_;
   static constexpr int kTileWarps = kTileWarps_;
   static constexpr int kStages = kStages_;
+  static constexpr int kBlocks = kBlocks_;
+  static constexpr int64_t kMostShared =
+      kBlocks == 1 ? kMaxShared : kMaxShared / kBlocks - 1024;
   static constexpr bool kOneTile = kSplits > 1 || kTileWarps < kWarps;
 
   // Stages of a warp's ring buffer: at most its number of steps.
@@ -57,6 +62,8 @@ struct Form {
 // suffice for 660 tiles of 16 outputs.
 inline constexpr int kFewWarps = 5;
 using PartsOfOneRow = Form<kDecodeMatmulMaxSplits, 1, kWarps, 10>;
+// For more tiles than multiprocessors: all blocks are there at once.
+using PartsOfOneRowPaired = Form<kDecodeMatmulMaxSplits, 1, kWarps, 4, 2>;
 using PartsOfRows = Form<kDecodeMatmulMaxSplits, kStreamRows, kWarps, 8>;
 using FewOfOneRow = Form<1, 1, kFewWarps, 21>;
 using ManyOfOneRow = Form<1, 1, kWarps, 8>;

@@ -12,6 +12,7 @@
 #include "kernels/common/shared_memory.h"
 #include "kernels/matmul/decode_matmul_hopper.h"
 #include "kernels/matmul/decode_tiles.cuh"
+#include "kernels/matmul/wide_matmul_plan.h"
 
 namespace recurve {
 namespace {
@@ -314,7 +315,7 @@ cudaError_t Launch(const DecodeMatmulParams& p, cudaStream_t stream) {
   static_assert(S::kColumns / S::kHalves <= 16);  // the widest in wgmma.cuh
   const auto kernel = tile_kernel<T, S>;
   TileArgs args = {};
-  args.splits = DecodeMatmulSplits(p.outputs);
+  args.splits = DecodeMatmulSplits(p.outputs, p.inputs);
   cudaError_t error = AllowSharedMemory(kernel, S::kSharedBytes);
   if (error == cudaSuccess) {
     error = MakeTileArgs(p, S::kRows, S::kOutputs, {}, &args);
@@ -343,18 +344,21 @@ using Rows128 = Tile<2, 16, 6, false>;
 using ManyRows = Tile<2, 32, 4, false>;
 constexpr int64_t kManyOutputs = 256 * ManyRows::kOutputs;
 
-// Other matrices take wide_matmul.cu; those in parts from 33 rows on, if they
-// have so few inputs that adding the parts is most of the work. (Measured;
+// Other matrices take wide_matmul.cu; those in parts also with fewer rows, if
+// clusters of their parts would fill more than one wave, and from 33 rows on if
+// they have so few inputs that adding the parts is most of the work. (Measured;
 // docs/kernels/matmul.md.)
-bool IsWide(const DecodeMatmulParams& p) {
+bool IsWide(const DecodeMatmulParams& p, int multiprocessors) {
   if (p.outputs >= kManyOutputs) return false;
-  return p.rows > 64 ||
-         (p.rows > 32 && DecodeMatmulSplits(p.outputs) > 1 && p.inputs < 4096);
+  if (p.rows > 64) return true;
+  return DecodeMatmulSplits(p.outputs, p.inputs) > 1 &&
+         (HasTallForms(p.outputs, multiprocessors) ||
+          (p.rows > 32 && p.inputs < 4096));
 }
 
 template <typename T>
 cudaError_t LaunchTyped(const DecodeMatmulParams& p, cudaStream_t stream) {
-  if (DecodeMatmulSplits(p.outputs) > 1) {
+  if (DecodeMatmulSplits(p.outputs, p.inputs) > 1) {
     if (p.rows <= 16) return Launch<T, Parts16>(p, stream);
     if (p.rows <= 32) return Launch<T, Parts32>(p, stream);
     return Launch<T, Parts64>(p, stream);
@@ -370,7 +374,8 @@ cudaError_t LaunchTyped(const DecodeMatmulParams& p, cudaStream_t stream) {
 
 cudaError_t LaunchTileMatmul(const DecodeMatmulParams& p, int multiprocessors,
                              cudaStream_t stream) {
-  if (IsWide(p)) return LaunchWideMatmul(p, multiprocessors, stream);
+  if (IsWide(p, multiprocessors))
+    return LaunchWideMatmul(p, multiprocessors, stream);
   return p.type == WeightType::kBFloat16 ? LaunchTyped<__nv_bfloat16>(p, stream)
                                          : LaunchTyped<__half>(p, stream);
 }

@@ -1,4 +1,5 @@
-// Product of many 16-bit rows, as tile_matmul.cu but with rows as the 64 rows
+// Product of many 16-bit rows, or of 2 and more with a large matrix in parts,
+// as tile_matmul.cu but with rows as the 64 rows
 // of wgmma and outputs as its columns: a tile may have any multiple of 8
 // outputs, chosen to give nearly every multiprocessor a block. Which operand is
 // which changes no bits.
@@ -493,38 +494,48 @@ cudaError_t Launch(void (*kernel)(TileArgs), const DecodeMatmulParams& p,
 
 // In the order of kWholeForms and kPartsForms.
 using Whole0 = WideTile<2, 10, 8>;
-using Whole1 = WideTile<4, 10, 5>;
-using Whole2 = WideTile<2, 32, 4, 2>;
+using Whole1 = WideTile<2, 12, 8>;
+using Whole2 = WideTile<4, 10, 5>;
+using Whole3 = WideTile<2, 32, 4, 2>;
 using Parts0 = PartsTile<4, 4>;
 using Parts1 = PartsTile<8, 3>;
 using Parts1Shared = PartsTile<8, 3, 2>;
 using Parts2 = WideTile<2, 8, 8, 1, true>;
 using Parts3 = WideTile<2, 16, 6, 1, true>;
 using Parts4 = WideTile<2, 20, 6, 1, true>;
+using Tall0 = WideTile<1, 4, 16, 1, true>;
+using Tall1 = WideTile<1, 6, 14, 1, true>;
+using Tall2 = WideTile<2, 4, 10, 1, true>;
+using Tall3 = WideTile<2, 6, 9, 1, true>;
 
 template <typename S>
 constexpr bool Is(const WideForm& form) {
   return S::kRows == form.rows && S::kOutputs == form.outputs;
 }
-static_assert(std::size(kWholeForms) == 3 && std::size(kPartsForms) == 5,
+static_assert(std::size(kWholeForms) == 4 && std::size(kPartsForms) == 9,
               "LaunchForm has a case for each form");
 static_assert(Is<Whole0>(kWholeForms[0]) && Is<Whole1>(kWholeForms[1]) &&
-              Is<Whole2>(kWholeForms[2]) && Is<Parts0>(kPartsForms[0]) &&
-              Is<Parts1>(kPartsForms[1]) && Is<Parts2>(kPartsForms[2]) &&
-              Is<Parts3>(kPartsForms[3]) && Is<Parts4>(kPartsForms[4]));
+              Is<Whole2>(kWholeForms[2]) && Is<Whole3>(kWholeForms[3]) &&
+              Is<Parts0>(kPartsForms[0]) && Is<Parts1>(kPartsForms[1]) &&
+              Is<Parts2>(kPartsForms[2]) && Is<Parts3>(kPartsForms[3]) &&
+              Is<Parts4>(kPartsForms[4]) && Is<Tall0>(kPartsForms[5]) &&
+              Is<Tall1>(kPartsForms[6]) && Is<Tall2>(kPartsForms[7]) &&
+              Is<Tall3>(kPartsForms[8]));
 
 template <typename T>
 cudaError_t LaunchForm(const DecodeMatmulParams& p, int multiprocessors,
                        cudaStream_t stream) {
-  const int form = ChooseWideForm(p.rows, p.outputs, multiprocessors);
-  if (DecodeMatmulSplits(p.outputs) == 1) {
+  const int form = ChooseWideForm(p.rows, p.outputs, p.inputs, multiprocessors);
+  if (DecodeMatmulSplits(p.outputs, p.inputs) == 1) {
     switch (form) {
       case 0:
         return Launch<T, Whole0>(wide_kernel<T, Whole0>, p, stream);
       case 1:
         return Launch<T, Whole1>(wide_kernel<T, Whole1>, p, stream);
-      default:
+      case 2:
         return Launch<T, Whole2>(wide_kernel<T, Whole2>, p, stream);
+      default:
+        return Launch<T, Whole3>(wide_kernel<T, Whole3>, p, stream);
     }
   }
   switch (form) {
@@ -540,8 +551,16 @@ cudaError_t LaunchForm(const DecodeMatmulParams& p, int multiprocessors,
       return Launch<T, Parts2>(wide_kernel<T, Parts2>, p, stream);
     case 3:
       return Launch<T, Parts3>(wide_kernel<T, Parts3>, p, stream);
-    default:
+    case 4:
       return Launch<T, Parts4>(wide_kernel<T, Parts4>, p, stream);
+    case 5:
+      return Launch<T, Tall0>(wide_kernel<T, Tall0>, p, stream);
+    case 6:
+      return Launch<T, Tall1>(wide_kernel<T, Tall1>, p, stream);
+    case 7:
+      return Launch<T, Tall2>(wide_kernel<T, Tall2>, p, stream);
+    default:
+      return Launch<T, Tall3>(wide_kernel<T, Tall3>, p, stream);
   }
 }
 

@@ -188,8 +188,8 @@ class MatmulGpuTest : public GpuTest {
 };
 
 const std::pair<int64_t, int64_t> kSizes[] = {
-    {80, 32},     {1, 24},    {258, 256}, {1420, 1600},
-    {1600, 4992}, {17, 4288}, {4098, 328}};
+    {80, 32},     {1, 24},    {258, 256},  {1420, 1600},
+    {1600, 4992}, {17, 4288}, {4098, 328}, {4101, 4104}};
 // Rows of this length do not fit a block's shared memory.
 const std::pair<int64_t, int64_t> kLongInputs = {48, 16384};
 // Not cut into parts, and more inputs than a block holds at once.
@@ -218,8 +218,8 @@ TEST_F(MatmulGpuTest, Decode) {
 // ManyOutputs. Rows of y begin at multiples of 16 bytes.
 TEST_F(MatmulGpuTest, EveryNumberOfRows) {
   constexpr int64_t kRows = 257;
-  for (const auto& [outputs, inputs] :
-       std::vector<std::pair<int64_t, int64_t>>{{201, 712}, {4101, 200}}) {
+  for (const auto& [outputs, inputs] : std::vector<std::pair<int64_t, int64_t>>{
+           {201, 712}, {4101, 200}, {4101, 4104}}) {
     for (const WeightType type :
          {WeightType::kBFloat16, WeightType::kFloat16}) {
       Case c(Kind::kDecode, type, outputs, inputs, kRows);
@@ -263,12 +263,12 @@ TEST_F(MatmulGpuTest, HundredsOfRows) {
     for (const auto& [outputs, inputs] :
          std::vector<std::pair<int64_t, int64_t>>{
              {1609, 712}, {1600, 712}, {1420, 200}, {8531, 200}}) {
-      const bool parts = DecodeMatmulSplits(outputs) > 1;
+      const bool parts = DecodeMatmulSplits(outputs, inputs) > 1;
       std::set<int> forms;
       for (const int64_t rows : {193, 200, 255, 256, 258, 320, 321, 383, 385,
                                  640, 641, 1279, 1281, 1664, 1665}) {
         if (!parts && rows > 700) continue;
-        forms.insert(ChooseWideForm(rows, outputs, multiprocessors));
+        forms.insert(ChooseWideForm(rows, outputs, inputs, multiprocessors));
         Case c(Kind::kDecode, type, outputs, inputs, rows);
         const int64_t stride = outputs + kYGap;
         for (const bool add : {false, true}) {
@@ -286,7 +286,7 @@ TEST_F(MatmulGpuTest, HundredsOfRows) {
       }
       if (multiprocessors != 132) continue;  // those of an H200
       EXPECT_EQ(forms,
-                parts ? (std::set<int>{1, 2, 3, 4}) : (std::set<int>{1, 2}))
+                parts ? (std::set<int>{1, 2, 3, 4}) : (std::set<int>{2, 3}))
           << outputs;
     }
   }
@@ -318,6 +318,8 @@ TEST_F(MatmulGpuTest, NormBefore) {
                                                 {4100, 1027},
                                                 {1110, 513},
                                                 {1110, 1024},
+                                                {5504, 2060},
+                                                {5504, 4100},
                                                 {5504, 600}}) {
     Case c(Kind::kDecodeFloat, WeightType::kBFloat16, outputs, inputs, 8);
     TestRandom random(1);

@@ -32,9 +32,11 @@ TEST(GatedMatmulPlanTest, TheMostRows) {
 }
 
 TEST(GatedMatmulPlanTest, Gates) {
-  EXPECT_TRUE(IsGatedMatmul(8576, Activation::kSilu));
-  EXPECT_FALSE(IsGatedMatmul(8576, Activation::kRelu));
-  EXPECT_FALSE(IsGatedMatmul(2048, Activation::kSilu));
+  EXPECT_TRUE(IsGatedMatmul(8576, 1600, Activation::kSilu));
+  EXPECT_FALSE(IsGatedMatmul(8576, 1600, Activation::kRelu));
+  EXPECT_FALSE(IsGatedMatmul(2048, 1600, Activation::kSilu));
+  EXPECT_TRUE(IsGatedMatmul(5460, 1024, Activation::kSilu));
+  EXPECT_FALSE(IsGatedMatmul(5460, 5504, Activation::kSilu));
 }
 
 }  // namespace
