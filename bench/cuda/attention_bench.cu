@@ -368,6 +368,7 @@ std::vector<Case> DecodeCases() {
       add("H16 G4 D256", kQuarter256, batch, length, true);
     }
   }
+  add("H16 G4 D256", kQuarter256, 128, 2048, false);
   for (int batch : {1, 8, 32}) {
     add("H32 G8 D128", kQuarter128, batch, 8192, false);
     add("H30 G30 D128", kWhole128, batch, 4096, false);

@@ -60,26 +60,24 @@ class AttentionProducer {
   __device__ __forceinline__ void Run(const AttentionBlockWork& block,
                                       int items) {
     AttentionItem item(block);
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    int32_t ids = lane < block.page_count ? block.pages[lane] : PageOf(item, 0);
     int issued = 0;
 #pragma unroll 1
     for (int n = 0; n < items; ++n) {
-      if (n > 0) {
-        item.Next(args_);
-        CopyQueries(item, n);
+      if (n > 0) CopyQueries(item, n);
+      // The next item's page numbers are read ahead: its copies do not wait.
+      AttentionItem next = item;
+      int32_t next_ids = 0;
+      if (n + 1 < items) {
+        next.Next(args_);
+        next_ids = PageOf(next, 0);
       }
       const int pages = item.pages();
 #pragma unroll 1
       for (int first = 0; first < pages; first += 32) {
-        const int lane = static_cast<int>(threadIdx.x) % 32;
         const int index = item.first_page() + first;
-        int32_t ids = 0;
-        if (n == 0 && first + lane < block.page_count) {
-          ids = block.pages[first + lane];
-        } else if (first + lane < pages) {
-          ids = args_.p.cache.page_table[item.work.sequence *
-                                             args_.p.cache.page_table_stride +
-                                         index + lane];
-        }
+        if (first > 0) ids = PageOf(item, first);
         const int count = min(32, pages - first);
 #pragma unroll 1
         for (int i = 0; i < count; ++i) {
@@ -93,10 +91,21 @@ class AttentionProducer {
         }
       }
       if (!waited_) Await(item);
+      item = next;
+      ids = next_ids;
     }
   }
 
  private:
+  // This lane's page number of an item's 32 from `first` on, if there is one.
+  __device__ __forceinline__ int32_t PageOf(const AttentionItem& item,
+                                            int first) const {
+    const int index = first + static_cast<int>(threadIdx.x) % 32;
+    if (index >= item.pages()) return 0;
+    return args_.p.cache
+        .page_table[item.work.sequence * args_.p.cache.page_table_stride +
+                    item.first_page() + index];
+  }
   // Whether the page's tokens have been there since before the previous launch.
   __device__ __forceinline__ bool Early(int length, int page) const {
     return int64_t{length} - args_.p.fresh_tokens >=
@@ -235,29 +244,59 @@ class AttentionDecodeWorker {
     // Matrices: tokens 0 to 7 of features 0 to 7, then 8 to 15; tokens 8 to 15.
     const uint32_t keys = page + lane_ / 8 % 2 * kOctetBytes +
                           (16 * warp_ + lane_ / 16 * 8 + lane_ % 8) * 16;
+    // One or two warps a scheduler hide little of a load's latency: the next
+    // batch of fragments is read before the products of this one.
+    uint32_t k[2][kBatch][4];
+    uint32_t q[2][kBatch][4];
+    const auto read_keys = [&](int batch) {
 #pragma unroll
-    for (int step = 0; step < kWidth / 16; ++step) {
-      if (step >= steps_) break;
-      uint32_t k[4];
-      LoadMatrices(k, keys + 2 * kOctetBytes * step);
-      uint32_t q[4];
-      LoadShared16(q, queries_ + 512 * step);
-      Half<T>::Mma(scores[step % 2][0], q, k[0], k[1]);
-      Half<T>::Mma(scores[step % 2][1], q, k[2], k[3]);
+      for (int i = 0; i < kBatch; ++i) {
+        const int step = batch * kBatch + i;
+        if (step >= steps_) continue;
+        LoadMatrices(k[batch % 2][i], keys + 2 * kOctetBytes * step);
+        LoadShared16(q[batch % 2][i], queries_ + 512 * step);
+      }
+    };
+    read_keys(0);
+#pragma unroll
+    for (int batch = 0; batch < kBatches; ++batch) {
+      if (batch + 1 < kBatches) read_keys(batch + 1);
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const int step = batch * kBatch + i;
+        if (step >= steps_) continue;
+        const uint32_t(&of)[4] = k[batch % 2][i];
+        Half<T>::Mma(scores[step % 2][0], q[batch % 2][i], of[0], of[1]);
+        Half<T>::Mma(scores[step % 2][1], q[batch % 2][i], of[2], of[3]);
+      }
     }
-    uint32_t weights[4];
-    Weigh(scores, count, weights);
     // Matrices: tokens 0 to 7 of features 0 to 7, tokens 8 to 15; features 8 to
     // 15.
     const uint32_t from = values + lane_ / 16 * kOctetBytes +
                           (16 * warp_ + lane_ / 8 % 2 * 8 + lane_ % 8) * 16;
+    uint32_t v[2][kBatch][4];
+    const auto read_values = [&](int batch) {
 #pragma unroll
-    for (int tile = 0; tile < kWidth / 16; ++tile) {
-      if (tile >= tiles_) break;
-      uint32_t v[4];
-      LoadMatricesTransposed(v, from + 2 * kOctetBytes * tile);
-      Half<T>::Mma(out_[2 * tile], weights, v[0], v[1]);
-      Half<T>::Mma(out_[2 * tile + 1], weights, v[2], v[3]);
+      for (int i = 0; i < kBatch; ++i) {
+        const int tile = batch * kBatch + i;
+        if (tile >= tiles_) continue;
+        LoadMatricesTransposed(v[batch % 2][i], from + 2 * kOctetBytes * tile);
+      }
+    };
+    read_values(0);
+    uint32_t weights[4];
+    Weigh(scores, count, weights);
+#pragma unroll
+    for (int batch = 0; batch < kBatches; ++batch) {
+      if (batch + 1 < kBatches) read_values(batch + 1);
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const int tile = batch * kBatch + i;
+        if (tile >= tiles_) continue;
+        const uint32_t(&of)[4] = v[batch % 2][i];
+        Half<T>::Mma(out_[2 * tile], weights, of[0], of[1]);
+        Half<T>::Mma(out_[2 * tile + 1], weights, of[2], of[3]);
+      }
     }
   }
 
@@ -337,6 +376,10 @@ class AttentionDecodeWorker {
 
   // Bytes between octets of features.
   static constexpr uint32_t kOctetBytes = 16 * kAttentionPageTokens;
+  // Steps of 16 features whose fragments are read together: as many as there
+  // are registers for.
+  static constexpr int kBatch = kWidth == 256 && kOctets == 2 ? 1 : 2;
+  static constexpr int kBatches = kWidth / 16 / kBatch;
 
   const AttentionDecodeArgs& args_;
   const AttentionSharedLayout layout_;
