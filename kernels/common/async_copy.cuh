@@ -165,6 +165,30 @@ __device__ __forceinline__ void BulkCopy(uint32_t to, const void* from,
       : "memory");
 #endif
 }
+// The way back, as a group of the thread's; what was written to shared memory
+// needs a BulkCopyFence() by the thread that wrote it, and a barrier.
+__device__ __forceinline__ void BulkStore(void* to, uint32_t from,
+                                          uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
+      "cp.async.bulk.commit_group;" ::"l"(to),
+      "r"(from), "r"(bytes)
+      : "memory");
+#endif
+}
+// Waits until this thread's BulkStores have read shared memory.
+__device__ __forceinline__ void BulkStoreReadWait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+#endif
+}
+// Waits until they have written.
+__device__ __forceinline__ void BulkStoreWait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+#endif
+}
 // Prefetches `bytes`, a multiple of 16 at 16-byte boundaries, into L2. Hopper
 // only.
 __device__ __forceinline__ void PrefetchL2(const void* from, uint32_t bytes) {

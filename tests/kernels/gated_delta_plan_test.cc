@@ -45,6 +45,47 @@ TEST(GatedDeltaPlanTest, ColumnsOfTheStep) {
   EXPECT_EQ(DeltaStepColumns(1, 8, 128, 1, false, true), 64);
 }
 
+TEST(GatedDeltaPlanTest, StepsThatStream) {
+  const auto streams = [](int64_t keys, int64_t values, int64_t sequences) {
+    return DeltaStepStreams(keys, values, 128, 128, sequences,
+                            /*convolves=*/true, 132);
+  };
+  for (int64_t sequences : {32, 33, 64, 128, 256, 65535}) {
+    EXPECT_TRUE(streams(16, 32, sequences)) << sequences;
+  }
+  EXPECT_FALSE(streams(16, 32, 0));
+  EXPECT_FALSE(streams(16, 32, 1));
+  EXPECT_FALSE(streams(16, 32, 8));
+  // 3 heads a multiprocessor.
+  EXPECT_FALSE(streams(1, 1, 395));
+  EXPECT_TRUE(streams(1, 1, 396));
+  EXPECT_FALSE(streams(1, 4, 98));
+  EXPECT_TRUE(streams(1, 4, 99));
+  // The fullest block has 3/2 of the mean, or more.
+  EXPECT_TRUE(streams(1, 4, 132));
+  EXPECT_FALSE(streams(1, 4, 133));
+  EXPECT_FALSE(streams(1, 4, 175));
+  EXPECT_TRUE(streams(1, 4, 176));
+  EXPECT_FALSE(streams(1, 8, 87));
+  EXPECT_TRUE(streams(1, 8, 88));
+}
+
+TEST(GatedDeltaPlanTest, SizesThatStream) {
+  const auto streams = [](int64_t dim, int64_t width) {
+    return DeltaStepStreams(16, 32, dim, width, 128, /*convolves=*/true, 132);
+  };
+  EXPECT_TRUE(streams(128, 128));
+  EXPECT_TRUE(streams(128, 68));
+  EXPECT_TRUE(streams(64, 128));
+  EXPECT_FALSE(streams(63, 128));
+  EXPECT_FALSE(streams(129, 128));
+  EXPECT_FALSE(streams(128, 132));
+  EXPECT_FALSE(streams(128, 64));  // a narrow block takes it whole
+  EXPECT_FALSE(DeltaStepStreams(16, 32, 128, 128, 128, true, 0));
+  EXPECT_TRUE(DeltaStepStreams(16, 32, 128, 128, 49, false, 132));
+  EXPECT_FALSE(DeltaStepStreams(16, 32, 128, 128, 50, false, 132));
+}
+
 TEST(GatedDeltaPlanTest, PromptSizes) {
   EXPECT_TRUE(DeltaPrefillDoes(16, 32, 128, 128));
   EXPECT_TRUE(DeltaPrefillDoes(1, 1, 8, 8));

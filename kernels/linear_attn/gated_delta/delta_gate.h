@@ -33,10 +33,15 @@ RECURVE_HOST_DEVICE inline float Softplus(float x) {
   return fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x)));
 }
 
-// e^a_log of a value head.
+// e^a_log; DeltaSpeed: of a value head.
+RECURVE_HOST_DEVICE inline float DeltaSpeedOf(const DeltaGate& gate,
+                                              float a_log) {
+  return gate.decay == DeltaDecay::kLog ? 1.0f : expf(a_log);
+}
 RECURVE_HOST_DEVICE inline float DeltaSpeed(const DeltaGate& gate,
                                             int64_t head) {
-  return gate.decay == DeltaDecay::kLog ? 1.0f : expf(gate.a_log[head]);
+  return gate.decay == DeltaDecay::kLog ? 1.0f
+                                        : DeltaSpeedOf(gate, gate.a_log[head]);
 }
 
 // The bias of this index, 0 without one.

@@ -2,7 +2,7 @@
 // 64 or 128 columns of it, in shared memory. One pass gives Sᵀk and Sᵀq, from
 // which both d and o follow; one updates. Convolution, unit norms, gates and
 // the gated norm on the way: blocks of a cluster share last inputs and, if a
-// head has several, the sum of squares.
+// head has several, the sum of squares. Many heads: gated_delta_stream.cu.
 // Shapes: q, k [T, Hk, D], v, z, out [T, Hv, E] of e bytes; states [slots, Hv,
 // D, E] float32, last inputs [slots, W − 1, C] of e bytes.
 // Floor: 8 · sequences · Hv · D · E bytes of states, read and written once, and
@@ -12,17 +12,30 @@
 #include "kernels/common/alignment.h"
 #include "kernels/common/cluster.cuh"
 #include "kernels/common/dependent_launch.cuh"
+#include "kernels/common/device_attribute.h"
 #include "kernels/common/device_math.cuh"
 #include "kernels/common/hopper_kernel.h"
+#include "kernels/linear_attn/gated_delta/gated_delta_step.cuh"
 #include "kernels/linear_attn/gated_delta/gated_delta_step_cuda.h"
+#include "kernels/linear_attn/gated_delta/gated_delta_stream.h"
 #include "kernels/short_conv/short_conv.h"
 
 namespace recurve {
 namespace {
 
-constexpr int kClasses = 8;  // of rows: r % 8
-constexpr int kPieces = 4;   // copies of a whole head's state
-constexpr int kLast = kShortConvMaxWidth - 1;
+using delta_step::AddRow;
+using delta_step::Channels;
+using delta_step::Convolve;
+using delta_step::FindUnits;
+using delta_step::FinishColumn;
+using delta_step::GatedNormOf;
+using delta_step::kClasses;
+using delta_step::kLast;
+using delta_step::Row;
+using delta_step::Units;
+using delta_step::UpdatedRow;
+
+constexpr int kPieces = 4;  // copies of a whole head's state
 constexpr int kSquares = kDeltaStepMaxDim / 64;  // of each 64 columns
 
 struct Shape {
@@ -37,12 +50,6 @@ struct Shape {
 // A head in one block is one piece of memory, which bulk copies bring.
 __device__ __forceinline__ bool IsWhole(const Shape& s) { return s.tiles == 1; }
 
-// Factors that make q and k of unit length, and the product of what they are.
-struct Units {
-  float q, k;
-  float both;  // q̂ · k̂
-};
-
 struct Shared {
   uint64_t arrived[kPieces];
   Units units;
@@ -51,72 +58,12 @@ struct Shared {
   float squares[2][kSquares];  // by the token's parity
 };
 
-// Dynamic: rows of the state, then q, k and decay of each row, then sums.
+// Dynamic: rows of the state, then a Row of each, then sums.
 RECURVE_HOST_DEVICE constexpr int StateBytes(const Shape& s) {
   return (4 * s.dim * s.pitch + 15) / 16 * 16;
 }
 constexpr int SharedBytes(const Shape& s, int columns) {
   return StateBytes(s) + 16 * s.dim + kClasses * 2 * 4 * columns;
-}
-
-// A thread's inputs, one a token each: channels of q and k, D up to kDim, then
-// a column of v for the first threads.
-template <int kColumns, int kDim>
-struct Channels {
-  static constexpr int kThreads = 2 * kColumns;
-  static constexpr int kKeys = 2 * kDim / kThreads;
-  static constexpr int kCount = kKeys + 1;
-
-  __device__ Channels(const GatedDeltaStepParams& params, const Shape& s,
-                      int head, int tile)
-      : p(params),
-        dim(s.dim),
-        key(head / s.ratio * s.dim),
-        value(head * s.width + tile * kColumns + static_cast<int>(threadIdx.x)),
-        has_value(threadIdx.x < kColumns &&
-                  tile * kColumns + static_cast<int>(threadIdx.x) < s.width) {}
-
-  // Features of q and k together, D of each; j < kKeys.
-  __device__ int Index(int j) const {
-    return j * kThreads + static_cast<int>(threadIdx.x);
-  }
-  __device__ bool Has(int j) const {
-    return j == kKeys ? has_value : Index(j) < 2 * dim;
-  }
-  // Inputs of the convolution.
-  __device__ int Channel(int j) const {
-    const int keys = static_cast<int>(p.of.key_heads) * dim;
-    if (j == kKeys) return 2 * keys + value;
-    const int i = Index(j);
-    return i < dim ? key + i : keys + key + i - dim;
-  }
-  template <typename T>
-  __device__ float Load(int64_t row, int j) const {
-    const int i = Index(j);
-    const void* const x = j == kKeys ? p.of.v : i < dim ? p.of.q : p.of.k;
-    const int at = j == kKeys ? value : i < dim ? key + i : key + i - dim;
-    return ToFloat(static_cast<const T*>(x)[row * p.of.stride + at]);
-  }
-
-  const GatedDeltaStepParams& p;
-  const int dim, key, value;
-  const bool has_value;
-};
-
-__device__ __forceinline__ Units FindUnits(const GatedDeltaParams& p, int dim,
-                                           const float4* rows) {
-  float qq = 0.0f, kk = 0.0f, qk = 0.0f;
-  for (int i = threadIdx.x % 32; i < dim; i += 32) {
-    const float4 row = rows[i];
-    qq = fmaf(row.x, row.x, qq);
-    kk = fmaf(row.y, row.y, kk);
-    qk = fmaf(row.x, row.y, qk);
-  }
-  Units units;
-  units.q = p.scale / sqrtf(LaneSum(qq) + p.unit_eps);
-  units.k = 1.0f / sqrtf(LaneSum(kk) + p.unit_eps);
-  units.both = units.q * units.k * LaneSum(qk);
-  return units;
 }
 
 // Grid: (tiles of each value head, sequences). Thread: rows r of one class,
@@ -133,7 +80,7 @@ __global__ void __launch_bounds__(2 * kColumns, kColumns == 128 ? 3 : 5)
   extern __shared__ __align__(128) char delta_memory[];
   __shared__ __align__(8) Shared sh;
   float* const cells = reinterpret_cast<float*>(delta_memory);
-  float4* const rows = reinterpret_cast<float4*>(delta_memory + StateBytes(s));
+  Row* const rows = reinterpret_cast<Row*>(delta_memory + StateBytes(s));
   // Sums of Sᵀk and Sᵀq by class; then the first ones are k's share of the
   // update.
   float(*const partial)[2][kColumns] =
@@ -160,20 +107,12 @@ __global__ void __launch_bounds__(2 * kColumns, kColumns == 128 ? 3 : 5)
   const int begin = LoadNow(p.query_start + sequence);
   const int end = LoadNow(p.query_start + sequence + 1);
 
-  const Inputs inputs(params, s, head, tile);
+  const Inputs inputs(params, s.ratio, head, tile);
   const bool writes = inputs.has_value;  // of this column
-  const auto write = [&](int row, float y) {
-    const int64_t to = row * p.out_stride + inputs.value;
-    if (p.out_type == ElementType::kFloat32) {
-      static_cast<float*>(p.out)[to] = y;
-    } else {
-      static_cast<__nv_bfloat16*>(p.out)[to] = __float2bfloat16_rn(y);
-    }
-  };
   if (slot == 0 || begin >= end) {
     if (early) WaitForPrevious();
     for (int row = begin; row < end; ++row) {
-      if (writes) write(row, 0.0f);
+      if (writes) inputs.Write(row, 0.0f);
     }
     if (shares_norm) cluster::AwaitBegun();
     return;
@@ -233,15 +172,10 @@ __global__ void __launch_bounds__(2 * kColumns, kColumns == 128 ? 3 : 5)
   const int column = tile * kColumns + tid;
   const float norm_weight = norms && writes ? params.norm_weight[column] : 0.0f;
   const float speed = DeltaSpeed(p.gate, head);
-  // The decay: a thread of a feature of q has its own.
-  const auto decay_at = [&](int j) {
-    return p.gate.by_channel ? head * s.dim + min(inputs.Index(j), s.dim - 1)
-                             : head;
-  };
   float decay_bias[Inputs::kKeys];
 #pragma unroll
   for (int j = 0; j < Inputs::kKeys; ++j) {
-    decay_bias[j] = DeltaBias(p.gate, decay_at(j));
+    decay_bias[j] = DeltaBias(p.gate, inputs.DecayAt(j, head));
   }
   if (early) WaitForPrevious();
 
@@ -249,13 +183,13 @@ __global__ void __launch_bounds__(2 * kColumns, kColumns == 128 ? 3 : 5)
     float x[kCount];
 #pragma unroll
     for (int j = 0; j < kCount; ++j) {
-      x[j] = inputs.Has(j) ? inputs.template Load<T>(row, j) : 0.0f;
+      x[j] = inputs.Has(j) ? ToFloat(inputs.template Load<T>(row, j)) : 0.0f;
     }
     float raw[Inputs::kKeys];
 #pragma unroll
     for (int j = 0; j < Inputs::kKeys; ++j) {
-      raw[j] =
-          ToFloat((static_cast<const T*>(p.a) + row * p.a_stride)[decay_at(j)]);
+      raw[j] = ToFloat((static_cast<const T*>(p.a) +
+                        row * p.a_stride)[inputs.DecayAt(j, head)]);
     }
     const float beta_input =
         ToFloat((static_cast<const T*>(p.b) + row * p.b_stride)[head]);
@@ -272,36 +206,16 @@ __global__ void __launch_bounds__(2 * kColumns, kColumns == 128 ? 3 : 5)
               ? expf(DeltaLogDecayOf(p.gate, speed, raw[j] + decay_bias[j]))
               : 0.0f;
     }
-    if (convolves) {
-#pragma unroll
-      for (int j = 0; j < kCount; ++j) {
-        float sum = bias[j];
-#pragma unroll
-        for (int i = 0; i < kLast; ++i) {
-          if (i + 1 < width) sum = fmaf(weight[j][i], window[j][i], sum);
-        }
-        const float newest = width == 2   ? weight[j][1]
-                             : width == 3 ? weight[j][2]
-                                          : weight[j][3];
-        sum = fmaf(newest, x[j], sum);
-#pragma unroll
-        for (int i = 0; i < kLast; ++i) {
-          window[j][i] = i + 2 < width && i + 1 < kLast ? window[j][i + 1]
-                         : i + 1 < width                ? x[j]
-                                                        : 0.0f;
-        }
-        x[j] = FastSilu(sum);
-      }
-    }
+    if (convolves) Convolve(width, weight, bias, window, x);
     if (row > begin) __syncthreads();  // the previous token's have been used
 #pragma unroll
     for (int j = 0; j < Inputs::kKeys; ++j) {
       const int i = inputs.Index(j);
       if (i < s.dim) {
-        rows[i].x = x[j];
-        rows[i].z = decay[j];
+        rows[i].q = x[j];
+        rows[i].decay = decay[j];
       } else if (i < 2 * s.dim) {
-        rows[i - s.dim].y = x[j];
+        rows[i - s.dim].k = x[j];
       }
     }
     __syncthreads();
@@ -334,19 +248,8 @@ __global__ void __launch_bounds__(2 * kColumns, kColumns == 128 ? 3 : 5)
       if (!exists) continue;
 #pragma unroll 4
       for (int r = i * s.piece + row_class; r < stop; r += kClasses) {
-        const float4 cell =
-            *reinterpret_cast<const float4*>(cells + r * s.pitch + own);
-        const float4 of = rows[r];
-        const float q = of.x * of.z;
-        const float k = of.y * of.z;
-        keys.x = fmaf(k, cell.x, keys.x);
-        keys.y = fmaf(k, cell.y, keys.y);
-        keys.z = fmaf(k, cell.z, keys.z);
-        keys.w = fmaf(k, cell.w, keys.w);
-        queries.x = fmaf(q, cell.x, queries.x);
-        queries.y = fmaf(q, cell.y, queries.y);
-        queries.z = fmaf(q, cell.z, queries.z);
-        queries.w = fmaf(q, cell.w, queries.w);
+        AddRow(*reinterpret_cast<const float4*>(cells + r * s.pitch + own),
+               rows[r], keys, queries);
       }
     }
     *reinterpret_cast<float4*>(&partial[row_class][0][own]) = keys;
@@ -354,20 +257,14 @@ __global__ void __launch_bounds__(2 * kColumns, kColumns == 128 ? 3 : 5)
     __syncthreads();
     float out = 0.0f;
     if (tid < kColumns) {
-      float key = 0.0f;
-#pragma unroll
-      for (int c = 0; c < kClasses; ++c) {
-        key += partial[c][0][tid];
-        out += partial[c][1][tid];
-      }
-      const float delta = sh.beta * (x[Inputs::kKeys] - sh.units.k * key);
-      out = fmaf(sh.units.both, delta, sh.units.q * out);
-      deltas[tid] = sh.units.k * delta;  // which no other thread has read
+      // deltas[tid]: partial[0][0][tid], which no other thread has read.
+      out = FinishColumn<kColumns>(partial, tid, sh.units, sh.beta,
+                                   x[Inputs::kKeys], &deltas[tid]);
       if (norms) {
         const float squares = LaneSum(out * out);
         if (tid % 32 == 0) sh.warp_squares[tid / 32] = squares;
       } else if (writes) {
-        write(row, out);
+        inputs.Write(row, out);
       }
     }
     __syncthreads();
@@ -391,14 +288,9 @@ __global__ void __launch_bounds__(2 * kColumns, kColumns == 128 ? 3 : 5)
     if (exists) {
       const float4 delta = *reinterpret_cast<const float4*>(deltas + own);
       const auto update = [&](int r) {
-        float4 cell =
-            *reinterpret_cast<const float4*>(cells + r * s.pitch + own);
-        const float4 of = rows[r];
-        cell.x = fmaf(of.z, cell.x, of.y * delta.x);
-        cell.y = fmaf(of.z, cell.y, of.y * delta.y);
-        cell.z = fmaf(of.z, cell.z, of.y * delta.z);
-        cell.w = fmaf(of.z, cell.w, of.y * delta.w);
-        return cell;
+        return UpdatedRow(
+            *reinterpret_cast<const float4*>(cells + r * s.pitch + own),
+            rows[r], delta);
       };
       // Rows together, so that loads do not wait for stores.
       const auto update_all = [&](const auto& store) {
@@ -440,12 +332,8 @@ __global__ void __launch_bounds__(2 * kColumns, kColumns == 128 ? 3 : 5)
       }
     }
     if (writes) {
-      const float scale =
-          1.0f / sqrtf(squares / static_cast<float>(s.width) + params.norm_eps);
-      const float sigmoid = DeviceSigmoid(z);
-      const float gate =
-          params.activation == Activation::kSilu ? z * sigmoid : sigmoid;
-      write(row, out * scale * norm_weight * gate);
+      inputs.Write(row,
+                   GatedNormOf(params, squares, s.width, out, norm_weight, z));
     }
   }
   if (!convolves) return;
@@ -546,6 +434,14 @@ cudaError_t LaunchGatedDeltaStep(const GatedDeltaStepParams& params, bool early,
   if (s.cluster > kDeltaStepMaxCluster) return cudaErrorInvalidValue;
   if (p.sequences == 0) return cudaSuccess;
   if (!Complete(params)) return cudaErrorInvalidValue;
+  int multiprocessors = 0;
+  const cudaError_t error =
+      DeviceAttribute(cudaDevAttrMultiProcessorCount, &multiprocessors);
+  if (error != cudaSuccess) return error;
+  if (DeltaStepStreams(p.key_heads, p.value_heads, p.head_dim, p.value_dim,
+                       p.sequences, convolves, multiprocessors)) {
+    return LaunchGatedDeltaStream(params, early, multiprocessors, stream);
+  }
   return p.type == ElementType::kFloat32
              ? LaunchTyped<float>(params, s, columns, early, stream)
              : LaunchTyped<__nv_bfloat16>(params, s, columns, early, stream);

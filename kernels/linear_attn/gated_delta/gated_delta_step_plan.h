@@ -13,6 +13,17 @@ inline constexpr int kDeltaStepNarrowColumns = 64;  // of few heads
 inline constexpr int kDeltaStepFewHeads = 128;      // of all sequences together
 inline constexpr int kDeltaStepMaxCluster = 8;
 
+// The form of many heads, in which a block a multiprocessor streams them.
+inline constexpr int kDeltaStreamMaxDim = 128;     // of D and E
+inline constexpr int kDeltaStreamBuffers = 3;      // heads in shared memory
+inline constexpr int kDeltaStreamMinState = 8192;  // elements: smaller heads
+                                                   // have enough blocks
+inline constexpr int kDeltaStreamMinHeads = 3;     // of a multiprocessor
+// Without a convolution little is read before a state, and with more heads than
+// this a multiprocessor blocks of one head share memory more evenly.
+// (Measured.)
+inline constexpr int kDeltaStreamMaxPlainHeads = 12;
+
 // Sizes that the step takes: E a multiple of 4.
 constexpr bool DeltaStepDoes(int64_t key_heads, int64_t value_heads,
                              int64_t head_dim, int64_t value_dim) {
@@ -50,6 +61,29 @@ constexpr int DeltaStepColumns(int64_t key_heads, int64_t value_heads,
                        kDeltaStepNarrowColumns) <= kDeltaStepMaxCluster;
   return few || value_dim <= kDeltaStepNarrowColumns ? kDeltaStepNarrowColumns
                                                      : kDeltaStepColumns;
+}
+
+// Whether blocks stream heads. The value heads of a key head and sequence are
+// dealt to one block, which writes their last inputs; so there are heads for
+// all blocks, and the fullest block has at most 3/2 of the mean. No bit depends
+// on it.
+constexpr bool DeltaStepStreams(int64_t key_heads, int64_t value_heads,
+                                int64_t head_dim, int64_t value_dim,
+                                int64_t sequences, bool convolves,
+                                int multiprocessors) {
+  if (multiprocessors < 1 || head_dim > kDeltaStreamMaxDim ||
+      value_dim <= kDeltaStepNarrowColumns || value_dim > kDeltaStreamMaxDim ||
+      head_dim * value_dim < kDeltaStreamMinState) {
+    return false;
+  }
+  const int64_t groups = key_heads * sequences;
+  const int64_t most = (groups + multiprocessors - 1) / multiprocessors;
+  const int64_t heads = value_heads * sequences;
+  if (!convolves && heads > kDeltaStreamMaxPlainHeads * multiprocessors) {
+    return false;
+  }
+  return heads >= kDeltaStreamMinHeads * multiprocessors &&
+         2 * most * multiprocessors <= 3 * groups;
 }
 
 }  // namespace recurve
