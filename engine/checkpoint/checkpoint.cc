@@ -158,7 +158,8 @@ absl::Status Checkpoint::OpenShards(const std::string& index_path) {
     // Reports a dangling link.
     RECURVE_RETURN_IF_ERROR(FileExists(path).status());
     RECURVE_RETURN_IF_ERROR(AddFile(path));
-    for (const auto& [tensor, view] : files_.back().tensors()) {
+    for (const auto& [tensor, file] : file_of_) {
+      if (file + 1 != files_.size()) continue;
       const auto it = weight_map.find(tensor);
       if (it == weight_map.end() || it->second != shard) {
         return absl::InvalidArgumentError(absl::StrCat(
@@ -182,6 +183,7 @@ absl::Status Checkpoint::OpenShards(const std::string& index_path) {
 absl::Status Checkpoint::AddFile(const std::string& path) {
   RECURVE_ASSIGN_OR_RETURN(SafetensorsFile file, SafetensorsFile::Open(path));
   for (const auto& item : file.tensors()) file_of_[item.first] = files_.size();
+  for (const auto& item : file.others()) file_of_[item.first] = files_.size();
   files_.push_back(std::move(file));
   return absl::OkStatus();
 }
@@ -196,11 +198,34 @@ std::vector<std::string> Checkpoint::names() const {
 const TensorView* Checkpoint::Find(const std::string& name) const {
   const auto it = file_of_.find(name);
   if (it == file_of_.end()) return nullptr;
-  return &files_[it->second].tensors().at(name);
+  const auto& tensors = files_[it->second].tensors();
+  const auto tensor = tensors.find(name);
+  return tensor == tensors.end() ? nullptr : &tensor->second;
+}
+
+const SafetensorsFile::Other* Checkpoint::FindOther(
+    const std::string& name) const {
+  const auto it = file_of_.find(name);
+  if (it == file_of_.end()) return nullptr;
+  const auto& others = files_[it->second].others();
+  const auto other = others.find(name);
+  return other == others.end() ? nullptr : &other->second;
+}
+
+absl::Status Checkpoint::NotRead(const std::string& name,
+                                 const std::string& expected) const {
+  const SafetensorsFile::Other* const other = FindOther(name);
+  if (other != nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(FileOf(name), ": tensor ", Quote(name), ": dtype is ",
+                     Quote(other->type), "; supported: F32, F16, BF16"));
+  }
+  return absl::NotFoundError(absl::StrCat(listing_, ": tensor ", Quote(name),
+                                          " is missing", expected));
 }
 
 bool Checkpoint::Has(const std::string& name) const {
-  return Find(name) != nullptr;
+  return file_of_.count(name) > 0;
 }
 
 std::string Checkpoint::FileOf(const std::string& name) const {
@@ -210,10 +235,7 @@ std::string Checkpoint::FileOf(const std::string& name) const {
 
 absl::StatusOr<TensorView> Checkpoint::Tensor(const std::string& name) const {
   const TensorView* view = Find(name);
-  if (view == nullptr) {
-    return absl::NotFoundError(
-        absl::StrCat(listing_, ": tensor ", Quote(name), " is missing"));
-  }
+  if (view == nullptr) return NotRead(name, "");
   return *view;
 }
 
@@ -221,9 +243,8 @@ absl::StatusOr<TensorView> Checkpoint::Tensor(
     const std::string& name, const std::vector<int64_t>& expected_shape) const {
   const TensorView* view = Find(name);
   if (view == nullptr) {
-    return absl::NotFoundError(absl::StrCat(listing_, ": tensor ", Quote(name),
-                                            " is missing; expected shape ",
-                                            ShapeText(expected_shape)));
+    return NotRead(
+        name, absl::StrCat("; expected shape ", ShapeText(expected_shape)));
   }
   if (view->shape != expected_shape || !IsFloat(view->dtype)) {
     return absl::InvalidArgumentError(absl::StrCat(

@@ -37,11 +37,14 @@ class Checkpoint {
     return generation_config_;
   }
 
-  // Sorted.
+  // Sorted, with those that cannot be read.
   std::vector<std::string> names() const;
   bool Has(const std::string& name) const;
 
-  // Any type and shape; NotFound if there is no such tensor.
+  // A tensor of a type that cannot be read; null for all others.
+  const SafetensorsFile::Other* FindOther(const std::string& name) const;
+
+  // Any type that can be read, any shape; NotFound if there is no such tensor.
   absl::StatusOr<TensorView> Tensor(const std::string& name) const;
   // Exactly this shape, and float32, float16 or bfloat16.
   absl::StatusOr<TensorView> Tensor(
@@ -63,8 +66,11 @@ class Checkpoint {
   absl::Status OpenWeights();
   absl::Status OpenShards(const std::string& index_path);
   absl::Status AddFile(const std::string& path);
-  // The tensor, or null.
+  // The tensor; null if there is none or it cannot be read.
   const TensorView* Find(const std::string& name) const;
+  // Why that is.
+  absl::Status NotRead(const std::string& name,
+                       const std::string& expected) const;
 
   std::string dir_;
   JsonObject config_;

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <limits>
+#include <optional>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -48,19 +50,29 @@ bool ReadNonNegative(const json& value, int64_t* out) {
   return true;
 }
 
-bool ReadDType(const json& value, DType* out) {
-  if (value == "F32") {
-    *out = DType::kFloat32;
-  } else if (value == "F16") {
-    *out = DType::kFloat16;
-  } else if (value == "BF16") {
-    *out = DType::kBFloat16;
-  } else if (value == "I32") {
-    *out = DType::kInt32;
-  } else {
-    return false;
-  }
-  return true;
+// An element type of the format. Types of less than a byte are not known here.
+struct ElementType {
+  const char* name;
+  int64_t bytes;
+  std::optional<DType> dtype;  // if tensors of this type can be read
+};
+const ElementType kElementTypes[] = {
+    {"F32", 4, DType::kFloat32},   {"F16", 2, DType::kFloat16},
+    {"BF16", 2, DType::kBFloat16}, {"I32", 4, DType::kInt32},
+    {"F64", 8, std::nullopt},      {"F8_E4M3", 1, std::nullopt},
+    {"F8_E5M2", 1, std::nullopt},  {"F8_E8M0", 1, std::nullopt},
+    {"I64", 8, std::nullopt},      {"I16", 2, std::nullopt},
+    {"I8", 1, std::nullopt},       {"U64", 8, std::nullopt},
+    {"U32", 4, std::nullopt},      {"U16", 2, std::nullopt},
+    {"U8", 1, std::nullopt},       {"BOOL", 1, std::nullopt},
+    {"C64", 8, std::nullopt}};
+
+// Null for an unknown one.
+const ElementType* ReadElementType(const json& value) {
+  const auto* const found =
+      std::find_if(std::begin(kElementTypes), std::end(kElementTypes),
+                   [&](const ElementType& t) { return value == t.name; });
+  return found == std::end(kElementTypes) ? nullptr : found;
 }
 
 // Exactly "dtype", "shape" and "data_offsets".
@@ -85,14 +97,15 @@ absl::Status CheckKeys(const std::string& path, const std::string& name,
 }
 
 absl::Status ReadShape(const std::string& path, const std::string& name,
-                       const json& value, TensorView* view) {
+                       const json& value, int64_t element_bytes,
+                       TensorView* view) {
   if (!value.is_array() || value.size() > kMaxRank) {
     return TensorError(
         path, name,
         absl::StrCat("shape is ", DescribeJson(value),
                      "; expected a list of at most ", kMaxRank, " dimensions"));
   }
-  int64_t bytes = SizeOf(view->dtype);
+  int64_t bytes = element_bytes;
   for (const json& element : value) {
     int64_t dim = 0;
     if (!ReadNonNegative(element, &dim)) {
@@ -138,30 +151,36 @@ absl::Status ReadOffsets(const std::string& path, const std::string& name,
 
 absl::Status ReadTensor(const std::string& path, const std::string& name,
                         const json& entry, absl::string_view payload,
-                        TensorView* view, Extent* extent) {
+                        const ElementType** type, TensorView* view,
+                        Extent* extent) {
   if (!entry.is_object()) {
     return TensorError(
         path, name,
         absl::StrCat("is ", DescribeJson(entry), "; expected an object"));
   }
   RECURVE_RETURN_IF_ERROR(CheckKeys(path, name, entry));
-  if (!ReadDType(entry["dtype"], &view->dtype)) {
+  *type = ReadElementType(entry["dtype"]);
+  if (*type == nullptr) {
     return TensorError(path, name,
                        absl::StrCat("dtype is ", DescribeJson(entry["dtype"]),
                                     "; supported: F32, F16, BF16"));
   }
-  RECURVE_RETURN_IF_ERROR(ReadShape(path, name, entry["shape"], view));
+  RECURVE_RETURN_IF_ERROR(
+      ReadShape(path, name, entry["shape"], (*type)->bytes, view));
   RECURVE_RETURN_IF_ERROR(ReadOffsets(path, name, entry["data_offsets"],
                                       static_cast<int64_t>(payload.size()),
                                       extent));
-  const int64_t expected = view->num_elements() * SizeOf(view->dtype);
+  const int64_t expected = view->num_elements() * (*type)->bytes;
   if (extent->end - extent->begin != expected) {
     return TensorError(
         path, name,
-        absl::StrCat("data_offsets span ", extent->end - extent->begin,
-                     " bytes; shape ", entry["shape"].dump(), " of ",
-                     Name(view->dtype), " needs ", expected));
+        absl::StrCat(
+            "data_offsets span ", extent->end - extent->begin, " bytes; shape ",
+            entry["shape"].dump(), " of ",
+            (*type)->dtype.has_value() ? Name(*(*type)->dtype) : (*type)->name,
+            " needs ", expected));
   }
+  if ((*type)->dtype.has_value()) view->dtype = *(*type)->dtype;
   view->data = payload.data() + extent->begin;
   extent->tensor = name;
   return absl::OkStatus();
@@ -261,11 +280,17 @@ absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
       RECURVE_RETURN_IF_ERROR(CheckMetadata(path, item.value()));
       continue;
     }
+    const ElementType* type = nullptr;
     TensorView view;
     Extent extent;
-    RECURVE_RETURN_IF_ERROR(
-        ReadTensor(path, item.key(), item.value(), payload, &view, &extent));
-    file.tensors_.emplace(item.key(), std::move(view));
+    RECURVE_RETURN_IF_ERROR(ReadTensor(path, item.key(), item.value(), payload,
+                                       &type, &view, &extent));
+    if (type->dtype.has_value()) {
+      file.tensors_.emplace(item.key(), std::move(view));
+    } else {
+      file.others_.emplace(item.key(),
+                           Other{type->name, extent.end - extent.begin});
+    }
     extents.push_back(std::move(extent));
   }
   RECURVE_RETURN_IF_ERROR(CheckTiling(path, std::move(extents),

@@ -42,6 +42,8 @@ absl::StatusOr<Fingerprint> FingerprintOf(const Checkpoint& checkpoint,
   add_text(model.variant);
   add_text(checkpoint.config().text());
   for (const std::string& name : checkpoint.names()) {
+    // Those that cannot be read change no result.
+    if (checkpoint.FindOther(name) != nullptr) continue;
     RECURVE_ASSIGN_OR_RETURN(const TensorView tensor, checkpoint.Tensor(name));
     add_text(name);
     add_text(absl::StrCat(Name(tensor.dtype), " ",

@@ -67,6 +67,31 @@ TEST_F(CheckpointTest, OpensASingleFile) {
   EXPECT_THAT(Floats(*checkpoint.Tensor("a", {2})), ElementsAre(1.0f, 1.0f));
 }
 
+// An error only where a model needs it.
+TEST_F(CheckpointTest, OpensWithATensorThatCannotBeRead) {
+  folder_.Write(
+      "model.safetensors",
+      SafetensorsBytes(
+          R"({"a":{"dtype":"F8_E4M3","shape":[4],"data_offsets":[0,4]}})",
+          "1234"));
+  const absl::StatusOr<Checkpoint> checkpoint =
+      Checkpoint::Open(folder_.path());
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  EXPECT_THAT(checkpoint->names(), ElementsAre("a"));
+  EXPECT_TRUE(checkpoint->Has("a"));
+  ASSERT_NE(checkpoint->FindOther("a"), nullptr);
+  EXPECT_EQ(checkpoint->FindOther("a")->type, "F8_E4M3");
+  EXPECT_EQ(checkpoint->FindOther("b"), nullptr);
+  const auto refused =
+      FailsWith(absl::StatusCode::kInvalidArgument, "model.safetensors",
+                "tensor 'a'", "dtype is 'F8_E4M3'; supported: F32, F16, BF16");
+  EXPECT_THAT(checkpoint->Tensor("a").status(), refused);
+  EXPECT_THAT(checkpoint->Tensor("a", {4}).status(), refused);
+  EXPECT_THAT(checkpoint->CheckAllUsed({}),
+              FailsWith(absl::StatusCode::kInvalidArgument, "'a'"));
+  EXPECT_TRUE(checkpoint->CheckAllUsed({"a"}).ok());
+}
+
 TEST_F(CheckpointTest, ReadsTheGenerationConfig) {
   folder_.Write("model.safetensors", Weights({"a"}));
   folder_.Write("generation_config.json", R"({"eos_token_id":[1,2]})");

@@ -182,8 +182,34 @@ TEST_F(SafetensorsTest, RefusesBadTensorEntries) {
       FailsWith(kInvalid, "unknown key 'x'"));
 }
 
+// A model may not need them.
+TEST_F(SafetensorsTest, KeepsTensorsAsideThatCannotBeRead) {
+  for (const auto& [dtype, bytes] : std::vector<std::pair<std::string, int>>{
+           {"F64", 8}, {"I64", 8}, {"BOOL", 1}, {"F8_E4M3", 1}, {"U16", 2}}) {
+    const std::string header = absl::StrCat(
+        R"({"w":{"dtype":")", dtype, R"(","shape":[3],"data_offsets":[0,)",
+        3 * bytes, R"(]},"x":{"dtype":"F32","shape":[],"data_offsets":[)",
+        3 * bytes, ",", 3 * bytes + 4, "]}}");
+    const absl::StatusOr<SafetensorsFile> file =
+        SafetensorsFile::Open(folder_.Write(
+            "x.safetensors",
+            SafetensorsBytes(header, std::string(3 * bytes + 4, 'a'))));
+    ASSERT_TRUE(file.ok()) << file.status();
+    EXPECT_EQ(file->tensors().size(), 1u);
+    ASSERT_EQ(file->others().size(), 1u);
+    EXPECT_EQ(file->others().at("w").type, dtype);
+    EXPECT_EQ(file->others().at("w").bytes, 3 * bytes);
+    EXPECT_THAT(
+        OpenTensor(absl::StrCat(R"({"dtype":")", dtype,
+                                R"(","shape":[1],"data_offsets":[0,)",
+                                bytes + 1, "]}"),
+                   bytes + 1),
+        FailsWith(kInvalid, absl::StrCat("of ", dtype, " needs ", bytes)));
+  }
+}
+
 TEST_F(SafetensorsTest, RefusesOtherDTypes) {
-  for (const char* dtype : {"F64", "I64", "BOOL", "F8_E4M3", "f32", ""}) {
+  for (const char* dtype : {"F4", "F6_E2M3", "f32", ""}) {
     const absl::Status status =
         OpenTensor(absl::StrCat(R"({"dtype":")", dtype,
                                 R"(","shape":[1],"data_offsets":[0,8]})"),

@@ -33,10 +33,18 @@ MemoryNeeds NeedsOf(const ModelDefinition& model, const Program& program,
 void AddStored(const Checkpoint& checkpoint, CheckpointFacts* facts) {
   std::set<std::string> files;
   for (const std::string& name : checkpoint.names()) {
-    const TensorView tensor = checkpoint.Tensor(name).value();
-    const int64_t bytes = tensor.num_elements() * SizeOf(tensor.dtype);
-    StoredWeights& stored =
-        facts->stored[std::string(absl::string_view(Name(tensor.dtype)))];
+    const SafetensorsFile::Other* const other = checkpoint.FindOther(name);
+    std::string type;
+    int64_t bytes = 0;
+    if (other != nullptr) {
+      type = other->type;
+      bytes = other->bytes;
+    } else {
+      const TensorView tensor = checkpoint.Tensor(name).value();
+      type = std::string(absl::string_view(Name(tensor.dtype)));
+      bytes = tensor.num_elements() * SizeOf(tensor.dtype);
+    }
+    StoredWeights& stored = facts->stored[type];
     ++stored.tensors;
     stored.bytes += bytes;
     facts->stored_bytes += bytes;
