@@ -475,8 +475,9 @@ TEST_F(ExecutorGpuTest, RefusesWhatDoesNotFit) {
   model.kv_pages = 0;
   model.kv_dtype = "float32";
   options = {};
-  EXPECT_THAT(std::string(LoadModel(model, &options).status().message()),
-              testing::HasSubstr("--kv-dtype is float32; the GPU supports"));
+  EXPECT_THAT(
+      std::string(LoadModel(model, &options).status().message()),
+      testing::HasSubstr("--kv-dtype is float32; the GPU keeps factors"));
 }
 
 }  // namespace

@@ -90,6 +90,7 @@ void ExpectComplete(const AttentionPlan& plan,
   int64_t slot = 0;
   int64_t most = 0;
   int64_t all = 0;
+  int64_t largest = 0;
   for (int b = 0; b < plan.blocks; ++b) {
     int64_t cost = 0;
     for (int i = 0; i < blocks[b].items; ++i) {
@@ -118,9 +119,11 @@ void ExpectComplete(const AttentionPlan& plan,
       ASSERT_EQ(work.chunks, AttentionChunks(plan.shape, lengths[row]));
       ASSERT_EQ(work.first_slot + head * work.chunks + chunk, slot);
       ++slot;
-      cost += std::min(work.chunk_pages,
-                       AttentionPages(work.length) - chunk * work.chunk_pages) +
-              1;
+      const int64_t of_item = AttentionItemCost(
+          plan, std::min(work.chunk_pages, AttentionPages(work.length) -
+                                               chunk * work.chunk_pages));
+      largest = std::max(largest, of_item);
+      cost += of_item;
       if (++chunk == work.chunks) {
         chunk = 0;
         if (++head == plan.shape.num_kv_heads) {
@@ -136,9 +139,23 @@ void ExpectComplete(const AttentionPlan& plan,
   const int64_t capacity = AttentionScratch(plan, rows, 1 << 20).partials / 8;
   ASSERT_LE(slot * AttentionGroup(plan.shape), capacity);
   // No block has more than its share and the largest item.
-  const int longest = *std::max_element(lengths.begin(), lengths.end());
-  ASSERT_LE(most, 2 * (all / plan.blocks + 1) +
-                      AttentionChunkPages(plan.shape, longest) + 1);
+  const int64_t used = std::min<int64_t>(plan.blocks, slot);
+  ASSERT_LE(most, (all + used - 1) / used + largest);
+}
+
+// An item of few pages takes as long as one of some more: blocks with short
+// rows have fewer pages.
+TEST(AttentionPlanTest, ShortItemsCostMoreThanTheirPages) {
+  const AttentionPlan wide =
+      PlanAttention({16, 4, 256, 256}, WeightType::kBFloat16, kHopper);
+  EXPECT_EQ(AttentionItemCost(wide, 1), 142 << 10);
+  EXPECT_EQ(AttentionItemCost(wide, 2), 156 << 10);
+  EXPECT_EQ(AttentionItemCost(wide, 3), 192 << 10);
+  EXPECT_EQ(AttentionItemCost(wide, 16), 1024 << 10);
+  // Two blocks a multiprocessor, and half the bytes.
+  const AttentionPlan narrow =
+      PlanAttention({32, 8, 128, 128}, WeightType::kBFloat16, kHopper);
+  EXPECT_EQ(AttentionItemCost(narrow, 3), AttentionItemCost(wide, 3));
 }
 
 TEST(AttentionPlanTest, SchedulesEachChunkOnce) {

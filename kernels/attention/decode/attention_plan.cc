@@ -10,10 +10,6 @@ constexpr int64_t kLine = 128;  // bytes
 
 int64_t Aligned(int64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 
-// What an item costs, in quarters of a page: its partial result is written and
-// merged.
-int64_t Cost(int pages) { return 4 * int64_t{pages} + 1; }
-
 // Adds what the block's first item needs at once.
 void BeginShare(const AttentionScheduleParams& params,
                 const AttentionRowWork& work, int pages,
@@ -24,6 +20,11 @@ void BeginShare(const AttentionScheduleParams& params,
   std::copy_n(params.page_table + work.sequence * params.page_table_stride +
                   block->chunk * work.chunk_pages,
               block->page_count, block->pages);
+}
+
+// Whether two blocks share a multiprocessor.
+bool IsPaired(const AttentionPlan& plan) {
+  return plan.width <= 128 && plan.octets == 1;
 }
 
 // Pages of chunk `chunk` of a row.
@@ -65,7 +66,7 @@ AttentionPlan PlanAttention(const AttentionShape& shape, WeightType element,
   const int rest = AttentionSharedLayout(plan.width, plan.octets).ring;
   // Narrow heads: two blocks a multiprocessor, so that one computes while the
   // other exchanges results. A kilobyte of each block is the system's.
-  int per = plan.width <= 128 && plan.octets == 1 ? 2 : 1;
+  const int per = IsPaired(plan) ? 2 : 1;
   const int share = (device.shared_memory + 1024) / per - 1024;
   plan.stages = std::min(8, (share - rest) / plan.stage_bytes);
   if (plan.stages < 2) {
@@ -75,6 +76,17 @@ AttentionPlan PlanAttention(const AttentionShape& shape, WeightType element,
   plan.shared_bytes = rest + plan.stages * plan.stage_bytes;
   plan.blocks = per * device.multiprocessors;
   return plan;
+}
+
+int64_t AttentionItemCost(const AttentionPlan& plan, int pages) {
+  // Of the multiprocessor's time: while one block of a pair copies, so does the
+  // other.
+  const int64_t page = 2 * kAttentionPageTokens *
+                       (plan.shape.head_dim + plan.shape.value_dim) *
+                       (IsPaired(plan) ? 2 : 1);
+  constexpr int64_t kEnd = 128 << 10;
+  constexpr int64_t kPage = 14 << 10;
+  return std::max(page * pages, kEnd + kPage * pages);
 }
 
 AttentionScheduleLayout AttentionScheduleParts(const AttentionPlan& plan,
@@ -108,7 +120,10 @@ bool MakeAttentionSchedule(const AttentionScheduleParams& params,
     }
     const int chunks = AttentionChunks(plan.shape, length);
     items += heads * chunks;
-    cost += heads * (4 * int64_t{AttentionPages(length)} + chunks);
+    const int each = AttentionChunkPages(plan.shape, length);
+    const int last = AttentionPages(length) - (chunks - 1) * each;
+    cost += heads * ((chunks - 1) * AttentionItemCost(plan, each) +
+                     AttentionItemCost(plan, last));
   }
   if (items > INT32_MAX) return false;
   const AttentionScheduleLayout parts =
@@ -148,7 +163,7 @@ bool MakeAttentionSchedule(const AttentionScheduleParams& params,
           BeginShare(params, rows[r], pages, &blocks[block]);
         }
         ++blocks[block].items;
-        done += Cost(pages);
+        done += AttentionItemCost(plan, pages);
       }
     }
   }

@@ -170,6 +170,11 @@ struct AttentionScheduleParams {
   int64_t page_table_stride;  // pages; rows are not longer
 };
 
+// What an item takes, in bytes that its block copies meanwhile: its pages, or,
+// where there are few, their products and the end, of which some steps wait for
+// memory. (Fitted to times on an H200, 4 µs for the end.)
+int64_t AttentionItemCost(const AttentionPlan& plan, int pages);
+
 // Shares out the work of a decode step. `schedule` is host memory of
 // AttentionScheduleParts(plan, rows).bytes. False, and nothing is written, for
 // what the comments above rule out or a plan that is not supported.
