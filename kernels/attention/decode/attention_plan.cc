@@ -79,8 +79,7 @@ AttentionPlan PlanAttention(const AttentionShape& shape, WeightType element,
 }
 
 int64_t AttentionItemCost(const AttentionPlan& plan, int pages) {
-  // Of the multiprocessor's time: while one block of a pair copies, so does the
-  // other.
+  // While one block of a pair copies, so does the other.
   const int64_t page = 2 * kAttentionPageTokens *
                        (plan.shape.head_dim + plan.shape.value_dim) *
                        (IsPaired(plan) ? 2 : 1);
