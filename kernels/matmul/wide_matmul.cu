@@ -1,8 +1,7 @@
 // Product of many 16-bit rows, or of 2 and more with a large matrix in parts,
-// as tile_matmul.cu but with rows as the 64 rows
-// of wgmma and outputs as its columns: a tile may have any multiple of 8
-// outputs, chosen to give nearly every multiprocessor a block. Which operand is
-// which changes no bits.
+// as tile_matmul.cu but with rows as the 64 rows of wgmma and outputs as its
+// columns: a tile may have any multiple of 8 outputs, chosen to give nearly
+// every multiprocessor a block. Which operand is which changes no bits.
 // Shapes: w [O, I] and x [T, I] 16-bit, y [T, O] float32, or with a gate
 // [T, O / 2], float32 or 16-bit.
 // Floor: 2 · I · (O + T) + 4 · T · O bytes; from some 200 (H200) or 300 (H100)

@@ -370,7 +370,8 @@ TEST_F(MatmulGpuTest, GateAfter) {
            {WeightType::kFloat16, 2 * 2061, 200},
            {WeightType::kBFloat16, 2 * 2052, 64},
            {WeightType::kBFloat16, 2 * 2056, 64},
-           {WeightType::kBFloat16, 2 * 801, 712}}) {
+           {WeightType::kBFloat16, 2 * 801, 712},
+           {WeightType::kBFloat16, 2 * 1301, 712}}) {
     const int64_t features = outputs / 2;
     // Strides of the output. Rows are 16-byte aligned except for 2052 features.
     const int64_t stride = features == 2052 ? features : (features + 7) / 8 * 8;
