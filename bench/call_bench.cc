@@ -226,6 +226,8 @@ int RunFloor(const Flags& flags) {
 }  // namespace
 }  // namespace recurve
 
+// What CLI11 throws ends the program.
+// NOLINTNEXTLINE(bugprone-exception-escape)
 int main(int argc, char** argv) {
   recurve::Flags flags;
   CLI::App app("Measure small gRPC calls", "recurve-call-bench");

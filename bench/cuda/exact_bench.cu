@@ -374,7 +374,7 @@ int Main(int argc, char** argv) {
       argc = 0;  // prints the message below
     }
   }
-  if (argc % 2 == 0) {
+  if (argc % 2 == 0 || rows.empty()) {
     std::fputs(
         "usage: recurve-exact-bench [--preset NAME] [--json FILE] "
         "[--rows N,N...]\n",

@@ -44,7 +44,8 @@ class Checkpoint {
   // A tensor of a type that cannot be read; null for all others.
   const SafetensorsFile::Other* FindOther(const std::string& name) const;
 
-  // Any type that can be read, any shape; NotFound if there is no such tensor.
+  // Any type that can be read, any shape; NotFound if there is no such tensor,
+  // InvalidArgument if it cannot be read.
   absl::StatusOr<TensorView> Tensor(const std::string& name) const;
   // Exactly this shape, and float32, float16 or bfloat16.
   absl::StatusOr<TensorView> Tensor(

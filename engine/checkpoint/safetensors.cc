@@ -57,14 +57,15 @@ struct ElementType {
   std::optional<DType> dtype;  // if tensors of this type can be read
 };
 const ElementType kElementTypes[] = {
-    {"F32", 4, DType::kFloat32},   {"F16", 2, DType::kFloat16},
-    {"BF16", 2, DType::kBFloat16}, {"I32", 4, DType::kInt32},
-    {"F64", 8, std::nullopt},      {"F8_E4M3", 1, std::nullopt},
-    {"F8_E5M2", 1, std::nullopt},  {"F8_E8M0", 1, std::nullopt},
-    {"I64", 8, std::nullopt},      {"I16", 2, std::nullopt},
-    {"I8", 1, std::nullopt},       {"U64", 8, std::nullopt},
-    {"U32", 4, std::nullopt},      {"U16", 2, std::nullopt},
-    {"U8", 1, std::nullopt},       {"BOOL", 1, std::nullopt},
+    {"F32", 4, DType::kFloat32},      {"F16", 2, DType::kFloat16},
+    {"BF16", 2, DType::kBFloat16},    {"I32", 4, DType::kInt32},
+    {"F64", 8, std::nullopt},         {"F8_E4M3", 1, std::nullopt},
+    {"F8_E5M2", 1, std::nullopt},     {"F8_E8M0", 1, std::nullopt},
+    {"F8_E4M3FNUZ", 1, std::nullopt}, {"F8_E5M2FNUZ", 1, std::nullopt},
+    {"I64", 8, std::nullopt},         {"I16", 2, std::nullopt},
+    {"I8", 1, std::nullopt},          {"U64", 8, std::nullopt},
+    {"U32", 4, std::nullopt},         {"U16", 2, std::nullopt},
+    {"U8", 1, std::nullopt},          {"BOOL", 1, std::nullopt},
     {"C64", 8, std::nullopt}};
 
 // Null for an unknown one.

@@ -12,8 +12,8 @@ namespace recurve {
 cudaError_t LaunchStreamMatmul(const DecodeMatmulParams& params,
                                int multiprocessors, cudaStream_t stream);
 
-// 16-bit x, any number of rows; fuses only the gate. Passes many rows to
-// LaunchWideMatmul.
+// 16-bit x, any number of rows; fuses only the gate. Passes many rows, and any
+// of a matrix in parts with many outputs, to LaunchWideMatmul.
 cudaError_t LaunchTileMatmul(const DecodeMatmulParams& params,
                              int multiprocessors, cudaStream_t stream);
 cudaError_t LaunchWideMatmul(const DecodeMatmulParams& params,

@@ -62,7 +62,8 @@ struct Form {
 // suffice for 660 tiles of 16 outputs.
 inline constexpr int kFewWarps = 5;
 using PartsOfOneRow = Form<kDecodeMatmulMaxSplits, 1, kWarps, 10>;
-// For more tiles than multiprocessors: all blocks are there at once.
+// For more tiles than multiprocessors: up to twice as many blocks are there at
+// once.
 using PartsOfOneRowPaired = Form<kDecodeMatmulMaxSplits, 1, kWarps, 4, 2>;
 using PartsOfRows = Form<kDecodeMatmulMaxSplits, kStreamRows, kWarps, 8>;
 using FewOfOneRow = Form<1, 1, kFewWarps, 21>;

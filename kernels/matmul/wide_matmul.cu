@@ -1,5 +1,5 @@
-// Product of many 16-bit rows, or of 2 and more with a large matrix in parts,
-// as tile_matmul.cu but with rows as the 64 rows of wgmma and outputs as its
+// Product of many 16-bit rows, or of any with a large matrix in parts, as
+// tile_matmul.cu but with rows as the 64 rows of wgmma and outputs as its
 // columns: a tile may have any multiple of 8 outputs, chosen to give nearly
 // every multiprocessor a block. Which operand is which changes no bits.
 // Shapes: w [O, I] and x [T, I] 16-bit, y [T, O] float32, or with a gate

@@ -12,7 +12,7 @@ namespace recurve {
 
 // Rows and outputs of a block, and the relative time of a wave of such blocks
 // among forms of its kind. (Measured with the matrices of T6-XL, in µs;
-// docs/kernels/matmul.md.)
+// docs/kernels/matmul.md. With few rows: outputs, as the bytes.)
 struct WideForm {
   int rows;
   int outputs;
@@ -36,8 +36,8 @@ inline constexpr int kFirstTallForm = 5;
 inline constexpr int kTallForms = 2;  // for as many rows
 
 // Whether up to 128 rows of a matrix in parts with this number of outputs have
-// the last forms. They fill one wave; the blocks of others would bring in more
-// bytes than a multiprocessor takes.
+// the last forms. They fill one wave, up to 48 outputs a multiprocessor; the
+// blocks of others would bring in more bytes than a multiprocessor takes.
 constexpr bool HasTallForms(int64_t outputs, int multiprocessors) {
   return outputs > 16 * multiprocessors;
 }

@@ -183,7 +183,9 @@ __device__ __forceinline__ void StoreState(const States& of) {
 __device__ __forceinline__ void Help(const GatedDeltaParams& p,
                                      const StreamShape& s, StreamShared& sh,
                                      float* cells) {
-  const bool copies = threadIdx.x % 32 == 0;  // stores are this lane's
+  // Stores are this lane's. They follow kRowsWritten, and so the others' wait
+  // for the previous kernel.
+  const bool copies = threadIdx.x % 32 == 0;
   States load(p, s, cells);
   States store = load;
   for (int i = 0; i < kBuffers && load.IsThere(); ++i) {
