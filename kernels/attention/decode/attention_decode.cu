@@ -20,7 +20,8 @@ cudaError_t LaunchOctets(const AttentionDecodeArgs& args,
   const cudaError_t error = AllowSharedMemory(kernel, plan.shared_bytes);
   if (error != cudaSuccess) return error;
   return LaunchDependent(kernel, dim3(static_cast<unsigned>(plan.blocks)),
-                         128 * kOctets + 32, plan.shared_bytes, stream, args);
+                         kAttentionThreads<kWidth, kOctets>, plan.shared_bytes,
+                         stream, args);
 }
 
 template <typename T, int kWidth>

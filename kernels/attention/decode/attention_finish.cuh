@@ -8,6 +8,30 @@
 
 namespace recurve {
 
+// What the arrival of an item's partial results showed.
+struct AttentionArrival {
+  AttentionItem item;
+  bool last;  // all chunks of the item's kv head and row are there
+};
+
+// Counts the item as arrived. One thread, which all that wrote its results have
+// synchronised with; those that synchronise with it then may read the results
+// of all chunks, if this was the last.
+__device__ __forceinline__ AttentionArrival AttentionArrive(
+    const AttentionDecodeArgs& args, const AttentionItem& item, int octet) {
+  const int chunks = item.work.chunks;
+  if (chunks == 1) return {item, false};
+  uint32_t* const counter = args.counter(item.row, item.head, octet);
+  uint32_t before;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;"
+               : "=r"(before)
+               : "l"(counter)
+               : "memory");
+  const bool last = static_cast<int>(before) == chunks - 1;
+  if (last) *counter = 0;
+  return {item, last};
+}
+
 // One of 128 threads, those of an octet. Results are weighted by 2^(score -
 // max); a result without tokens has max -inf and sum 0.
 // `kLoads`: of partial results in flight together, for a thread.
@@ -27,7 +51,7 @@ class AttentionFinisher {
         thread_(static_cast<int>(threadIdx.x) % 128),
         states_(reinterpret_cast<float2*>(small)),
         merged_(reinterpret_cast<float2*>(small) + 32),
-        last_(reinterpret_cast<int*>(small + 512)),
+        arrival_(reinterpret_cast<AttentionArrival*>(small + 512)),
         exchange_(reinterpret_cast<float*>(exchange)) {}
 
   __device__ __forceinline__ void Barrier() const {
@@ -47,7 +71,7 @@ class AttentionFinisher {
     return FastExp2(states_[8 * warp + head].x - base);
   }
   // Max and sum of the chunk; one thread for each head.
-  __device__ __forceinline__ void Merge(int head) {
+  __device__ __forceinline__ void MergeWarps(int head) {
     float max = kAttentionNone;
 #pragma unroll
     for (int w = 0; w < 4; ++w) max = fmaxf(max, states_[8 * w + head].x);
@@ -106,28 +130,17 @@ class AttentionFinisher {
   __device__ __forceinline__ void Arrive(const AttentionItem& item) {
     if (item.work.chunks == 1) return;
     Barrier();
-    uint32_t* const counter = args_.counter(item.row, item.head, octet_);
-    if (thread_ == 0) {
-      __threadfence();  // of all threads' writes, which the barrier orders
-      *last_ = static_cast<int>(atomicAdd(counter, 1u)) == item.work.chunks - 1;
-    }
+    if (thread_ == 0) *arrival_ = AttentionArrive(args_, item, octet_);
     Barrier();
-    if (*last_ == 0) return;
-    __threadfence();
-    MergeChunks(item);
-    if (thread_ == 0) *counter = 0;
+    if (arrival_->last) MergeChunks(item);
+  }
+  // Where a warp of its own has called AttentionArrive for an item.
+  __device__ __forceinline__ AttentionArrival ReadArrival() const {
+    return *arrival_;
   }
 
- private:
-  __device__ __forceinline__ void Emit(const AttentionItem& item, int head,
-                                       int feature, float4 x, float sum) const {
-    const float scale = sum == 0.0f ? 0.0f : __fdiv_rn(1.0f, sum);
-    const int64_t whole_head = item.head * args_.group + 8 * octet_ + head;
-    AttentionEmit(
-        args_.p.out, item.row, whole_head * args_.p.shape.value_dim + feature,
-        {x.x * scale, x.y * scale, x.z * scale, x.w * scale}, sum != 0.0f);
-  }
-
+  // The results of an item's head and row, whose chunks are all there. After a
+  // barrier: the last item's results have been exchanged.
   __device__ __forceinline__ void MergeChunks(const AttentionItem& item) {
     const int lane = thread_ % 32;
     const int chunks = item.work.chunks;
@@ -193,13 +206,23 @@ class AttentionFinisher {
     }
   }
 
+ private:
+  __device__ __forceinline__ void Emit(const AttentionItem& item, int head,
+                                       int feature, float4 x, float sum) const {
+    const float scale = sum == 0.0f ? 0.0f : __fdiv_rn(1.0f, sum);
+    const int64_t whole_head = item.head * args_.group + 8 * octet_ + head;
+    AttentionEmit(
+        args_.p.out, item.row, whole_head * args_.p.shape.value_dim + feature,
+        {x.x * scale, x.y * scale, x.z * scale, x.w * scale}, sum != 0.0f);
+  }
+
   const AttentionDecodeArgs& args_;
   const int octet_;
   const int heads_;
   const int thread_;
   float2* const states_;  // [4 warps, 8 heads]
   float2* const merged_;  // [8 heads]
-  int* const last_;
+  AttentionArrival* const arrival_;
   float* const exchange_;
 };
 

@@ -152,7 +152,7 @@ __device__ __forceinline__ void AttentionFinishPlain(
     if (lane == h) finisher.PutState(warp, h, worker.max[h], worker.sum[h]);
   }
   finisher.Barrier();
-  if (warp == 0 && lane < 8) finisher.Merge(lane);
+  if (warp == 0 && lane < 8) finisher.MergeWarps(lane);
 #pragma unroll
   for (int part = 0; part < Finisher::kParts; ++part) {
     if (part > 0) finisher.Barrier();

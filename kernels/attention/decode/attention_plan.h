@@ -170,9 +170,17 @@ struct AttentionScheduleParams {
   int64_t page_table_stride;  // pages; rows are not longer
 };
 
+// Whether a warp of its own counts the arrivals of partial results: the others
+// begin the next item instead of waiting for memory. Narrow heads have a second
+// block for that, and groups above 8 no registers for one more warp.
+RECURVE_HOST_DEVICE constexpr bool AttentionCountsAside(int width, int octets) {
+  return width == 256 && octets == 1;
+}
+
 // What an item takes, in bytes that its block copies meanwhile: its pages, or,
-// where there are few, their products and the end, of which some steps wait for
-// memory. (Fitted to times on an H200, 4 µs for the end.)
+// where there are few, its end, before which the next item cannot be counted.
+// If the products wait for it, too, they come on top. (Fitted to times on an
+// H200: 4 µs for the end.)
 int64_t AttentionItemCost(const AttentionPlan& plan, int pages);
 
 // Shares out the work of a decode step. `schedule` is host memory of

@@ -1,7 +1,7 @@
 // Decode of softmax attention on sm_90a: persistent blocks walk through chunks
 // (items) of rows and kv heads; a producer warp keeps a ring buffer of pages
 // full by cp.async.bulk, across items; four warps an octet of query heads
-// multiply 16 tokens of each page by mma.m16n8k16.
+// multiply 16 tokens of each page by mma.m16n8k16; another counts chunks.
 // Shapes: queries [rows, G, octets, D] in fragments; pages of K [64, D] and V
 // [64, E] a kv head, 16-bit; out [rows, H, E].
 // Floor: memory: 2 · G · (D + E) bytes for each token of a row.
@@ -29,7 +29,14 @@ struct AttentionBarriers {
   __device__ __forceinline__ uint32_t empty_queries(int slot) const {
     return base + 144 + 8 * slot;
   }
+  // An item's results are written; its arrival is counted.
+  __device__ __forceinline__ uint32_t written() const { return base + 160; }
+  __device__ __forceinline__ uint32_t counted() const { return base + 168; }
 };
+
+template <int kWidth, int kOctets>
+inline constexpr int kAttentionThreads =
+    128 * kOctets + (AttentionCountsAside(kWidth, kOctets) ? 64 : 32);
 
 // A stage of the ring buffer of pages, and its phase's parity.
 struct AttentionStage {
@@ -156,6 +163,23 @@ class AttentionProducer {
   bool waited_ = false;
 };
 
+// ---- counting warp ----
+
+// One thread, which counts the arrivals of a block's items but the last.
+__device__ __forceinline__ void CountAttentionArrivals(
+    const AttentionDecodeArgs& args, const AttentionBarriers& barriers,
+    AttentionArrival* arrival, const AttentionBlockWork& block, int items) {
+  WaitForPrevious();
+  AttentionItem item(block);
+#pragma unroll 1
+  for (int n = 0; n + 1 < items; ++n) {
+    BarrierWait(barriers.written(), n % 2);
+    *arrival = AttentionArrive(args, item, 0);
+    BarrierArrive(barriers.counted());
+    item.Next(args);
+  }
+}
+
 // ---- consumer warps ----
 
 // An octet's queries are the first operand of m16n8k16: rows 0 to 7 are the
@@ -164,6 +188,7 @@ class AttentionProducer {
 // query octet in memory is [D / 16] fragments of [32 lanes][4 registers].
 template <typename T, int kWidth, int kOctets>
 class AttentionDecodeWorker {
+  static constexpr bool kCountsAside = AttentionCountsAside(kWidth, kOctets);
   // As many loads in flight as there are registers for.
   using Finisher =
       AttentionFinisher<kWidth, kWidth == 256 && kOctets == 1 ? 32 : 16>;
@@ -198,10 +223,31 @@ class AttentionDecodeWorker {
       Attend(item);
       Release(barriers_.empty_queries(n % 2));
       Finish(item);
+      if constexpr (kCountsAside) HandOver(n, items);
+      // What follows the last item would wait for the counting warp.
+      if (!kCountsAside || n + 1 == items) finisher_.Arrive(item);
     }
   }
 
  private:
+  // Has item n counted unless it is the last, and merges the chunks of item
+  // n - 1 if all were there.
+  __device__ __forceinline__ void HandOver(int n, int items) {
+    AttentionArrival before = {};
+    if (n > 0) {
+      BarrierWait(barriers_.counted(), (n - 1) % 2);
+      before = finisher_.ReadArrival();
+    }
+    if (n + 1 < items) {
+      __syncwarp();
+      if (lane_ < kArrivingLanes) BarrierArrive(barriers_.written());
+    }
+    if (before.last) {
+      finisher_.Barrier();
+      finisher_.MergeChunks(before.item);
+    }
+  }
+
   // One arrival a warp, which has read all.
   __device__ __forceinline__ void Release(uint32_t barrier) const {
     BulkCopyFence();
@@ -357,7 +403,7 @@ class AttentionDecodeWorker {
     if (lane_ % 4 == 0) finisher_.PutState(warp_, head, max_, sum);
     finisher_.Barrier();
     const float scale = finisher_.ScaleOf(warp_, head);
-    if (warp_ == 0 && lane_ % 4 == 0) finisher_.Merge(head);
+    if (warp_ == 0 && lane_ % 4 == 0) finisher_.MergeWarps(head);
 #pragma unroll
     for (int part = 0; part < Finisher::kParts; ++part) {
       if (part > 0) finisher_.Barrier();
@@ -371,7 +417,6 @@ class AttentionDecodeWorker {
       finisher_.Barrier();
       finisher_.WritePart(item, part);
     }
-    finisher_.Arrive(item);
   }
 
   // Bytes between octets of features.
@@ -399,7 +444,7 @@ class AttentionDecodeWorker {
 };
 
 template <typename T, int kWidth, int kOctets>
-__global__ void __launch_bounds__(128 * kOctets + 32,
+__global__ void __launch_bounds__((kAttentionThreads<kWidth, kOctets>),
                                   kWidth <= 128 && kOctets == 1 ? 2 : 1)
     attention_decode_kernel(const __grid_constant__ AttentionDecodeArgs args) {
 #if __CUDA_ARCH__ >= 900
@@ -421,11 +466,20 @@ __global__ void __launch_bounds__(128 * kOctets + 32,
       BarrierInit(barriers.full_queries(i), 1);
       BarrierInit(barriers.empty_queries(i), arrivals);
     }
+    BarrierInit(barriers.written(), arrivals);
+    BarrierInit(barriers.counted(), 1);
     BarrierInitFence();
   }
   __syncthreads();
-  if (Uniform(static_cast<int>(threadIdx.x) / 32) == 4 * args.octets) {
+  const int warp = Uniform(static_cast<int>(threadIdx.x) / 32);
+  if (warp == 4 * kOctets) {
     AttentionProducer<kWidth>(args, SharedAddress(shared)).Run(block, items);
+  } else if (warp > 4 * kOctets) {
+    if (threadIdx.x % 32 == 0) {
+      CountAttentionArrivals(args, barriers,
+                             reinterpret_cast<AttentionArrival*>(shared + 512),
+                             block, items);
+    }
   } else {
     AttentionDecodeWorker<T, kWidth, kOctets>(args, shared).Run(block, items);
   }
