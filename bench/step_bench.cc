@@ -24,6 +24,7 @@
 #include "base/status_macros.h"
 #include "bench/cuda/launch_timer.h"
 #include "bench/cuda/step_timeline.h"
+#include "bench/measure.h"
 #include "bench/step_batches.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/cuda/cuda_device.h"
@@ -51,6 +52,7 @@ struct Flags {
   std::vector<int64_t> prompts = {};
   int64_t prompt_count = 1;
   bool beside = false;
+  std::vector<int64_t> saved = {};
   int repeats = 32;
   std::string kv_dtype = "bfloat16";
   bool operations = false;
@@ -69,47 +71,6 @@ int HostThreads() {
 
 double SecondsSince(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
-// The mean over those that have any values.
-double MeanOfMedians(const std::vector<std::vector<double>>& all) {
-  double sum = 0;
-  int count = 0;
-  for (const std::vector<double>& values : all) {
-    if (values.empty()) continue;
-    sum += Median(values);
-    ++count;
-  }
-  return sum / count;
-}
-
-// Bytes a second of a large copy on the device, read and written.
-double CopyBytesPerSecond() {
-  constexpr size_t kBytes = size_t{2} << 30;
-  char* data = nullptr;
-  if (cudaMalloc(reinterpret_cast<void**>(&data), 2 * kBytes) != cudaSuccess)
-    return 0;
-  cudaMemset(data, 1, 2 * kBytes);
-  cudaEvent_t begin, end;
-  cudaEventCreate(&begin);
-  cudaEventCreate(&end);
-  std::vector<double> times;
-  for (int i = 0; i < 7; ++i) {
-    cudaEventRecord(begin);
-    cudaMemcpyAsync(data + kBytes, data, kBytes, cudaMemcpyDeviceToDevice);
-    cudaEventRecord(end);
-    cudaEventSynchronize(end);
-    float ms = 0;
-    cudaEventElapsedTime(&ms, begin, end);
-    times.push_back(ms * 1e-3);
-  }
-  cudaFree(data);
-  return 2.0 * kBytes / Median(times);
 }
 
 const SamplingParams& Greedy() {
@@ -172,6 +133,8 @@ class StepBench {
   absl::Status Decode(int64_t batch, int64_t context);
   // Measures a step with a prompt, alone or alongside `batch` sequences.
   absl::Status Prefill(int64_t batch, int64_t context, int64_t prompt);
+  // Measures saving a sequence in the host's memory and restoring it.
+  absl::Status Saved(int64_t tokens);
   absl::Status WriteFiles() const;
 
   int64_t Pages(int64_t tokens) const {
@@ -186,7 +149,10 @@ class StepBench {
   int64_t decode_pages_ = 1;  // of the cache, for what decodes
   int64_t token_bytes_ = 0;   // of the cache
   double state_bytes_ = 0;    // of a sequence
-  double weight_bytes_ = 0;   // that each step reads
+  // States of linear attention are written once for each ring of tokens
+  // (kernels/linear_attn/step); those of gated delta rules with each token.
+  bool deferred_ = false;
+  double weight_bytes_ = 0;  // that each step reads
   nlohmann::ordered_json results_ = nlohmann::ordered_json::array();
   nlohmann::ordered_json timelines_ = nlohmann::ordered_json::array();
 };
@@ -243,6 +209,10 @@ absl::Status StepBench::Load(const std::string& folder) {
     options.max_pages = std::max(options.max_pages, Pages(prompt));
     prompt_pages = std::max(prompt_pages, flags_.prompt_count * Pages(prompt));
   }
+  int64_t longest_saved = 0;
+  for (const int64_t tokens : flags_.saved) {
+    longest_saved = std::max(longest_saved, tokens);
+  }
   options.graphs = flags_.graphs && !flags_.operations;
   RECURVE_ASSIGN_OR_RETURN(const CudaDevice found, FindCudaDevice());
   Device device;
@@ -254,6 +224,10 @@ absl::Status StepBench::Load(const std::string& folder) {
   Plan plan = Lower(program, device);
   token_bytes_ = plan.page_bytes / kPageTokens;
   state_bytes_ = static_cast<double>(plan.slot_bytes);
+  const CacheSpec spec = {0, 0, plan.page_bytes, plan.slot_bytes};
+  deferred_ = plan.chunk_multiple > 1 &&
+              std::any_of(program.states.begin(), program.states.end(),
+                          [](const StateSource& s) { return s.with_chunks; });
   const auto started = Clock::now();
   RECURVE_ASSIGN_OR_RETURN(
       std::unique_ptr<CudaExecutor> executor,
@@ -267,8 +241,12 @@ absl::Status StepBench::Load(const std::string& folder) {
   RECURVE_ASSIGN_OR_RETURN(
       decoder_,
       Decoder::Load(model, std::move(executor),
-                    static_cast<int32_t>(decode_pages_ + prompt_pages),
-                    static_cast<int32_t>(options.max_sequences)));
+                    static_cast<int32_t>(std::max(decode_pages_ + prompt_pages,
+                                                  Pages(longest_saved))),
+                    static_cast<int32_t>(options.max_sequences),
+                    longest_saved == 0 ? 0
+                                       : HostBlocksFor(longest_saved, spec) *
+                                             HostBlockBytes(spec)));
   const double seconds = SecondsSince(started);
   const ModelInfo& info = decoder_->info();
   std::printf("%lld bytes of %s weights loaded in %.2f s; copies %.0f GB/s\n",
@@ -284,10 +262,7 @@ absl::Status StepBench::Load(const std::string& folder) {
 }
 
 double StepBench::StateTraffic() const {
-  // Where prompts are computed in chunks, a state is written once for each
-  // ring of tokens (kernels/linear_attn/step).
-  const bool deferred = decoder_->info().chunk_multiple > 1;
-  return (deferred ? 1.0 + 1.0 / kLinearRing : 2.0) * state_bytes_;
+  return (deferred_ ? 1.0 + 1.0 / kLinearRing : 2.0) * state_bytes_;
 }
 
 absl::StatusOr<StepBench::Alone> StepBench::Measure(
@@ -461,6 +436,26 @@ absl::Status StepBench::Prefill(int64_t batch, int64_t context,
   return absl::OkStatus();
 }
 
+absl::Status StepBench::Saved(int64_t tokens) {
+  RECURVE_ASSIGN_OR_RETURN(
+      const SavedTimes times,
+      MeasureSaved(decoder_->storage(), decoder_->cache_spec(), tokens,
+                   flags_.repeats));
+  std::printf(
+      "saved   %6lld tokens, %lld bytes: save %.3f ms, restore %.3f ms, "
+      "one copy %.3f ms (%.2f of it)\n",
+      static_cast<long long>(tokens), static_cast<long long>(times.bytes),
+      times.save_ms, times.restore_ms, times.copy_ms,
+      times.restore_ms / times.copy_ms);
+  results_.push_back({{"what", "saved"},
+                      {"tokens", tokens},
+                      {"bytes", times.bytes},
+                      {"save_ms", times.save_ms},
+                      {"ms", times.restore_ms},
+                      {"floor_ms", times.copy_ms}});
+  return absl::OkStatus();
+}
+
 absl::Status StepBench::WriteFiles() const {
   const ModelInfo& info = decoder_->info();
   const std::string model = flags_.model.empty() ? flags_.preset : flags_.model;
@@ -525,6 +520,9 @@ absl::Status StepBench::Run() {
         RECURVE_RETURN_IF_ERROR(Prefill(batch, context, prompt));
     }
   }
+  for (const int64_t tokens : flags_.saved) {
+    RECURVE_RETURN_IF_ERROR(Saved(tokens));
+  }
   return WriteFiles();
 }
 
@@ -566,6 +564,11 @@ int main(int argc, char** argv) {
   app.add_flag("--beside", flags.beside,
                "Also each such prompt in a step alongside each batch")
       ->needs(prompt);
+  app.add_option("--saved", flags.saved,
+                 "Also a sequence of this many tokens that is saved in the "
+                 "host's memory and restored")
+      ->delimiter(',')
+      ->check(count);
   app.add_option("--repeats", flags.repeats, "Steps measured of each")
       ->check(CLI::Range(1, 1000000))
       ->capture_default_str();
