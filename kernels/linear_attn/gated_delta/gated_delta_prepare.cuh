@@ -10,6 +10,7 @@
 #define RECURVE_KERNELS_LINEAR_ATTN_GATED_DELTA_GATED_DELTA_PREPARE_CUH_
 
 #include "kernels/common/device_math.cuh"
+#include "kernels/linear_attn/gated_delta/gated_delta_solve.cuh"
 #include "kernels/linear_attn/gated_delta/gated_delta_tiles.cuh"
 
 namespace recurve {
@@ -31,7 +32,6 @@ struct PrepareShared {
   float beta[kDeltaChunk];
   float diagonal[4][16][17];  // blocks of L
 };
-constexpr int kLowerBytes = kDeltaChunk * kDeltaChunk * 2;  // of a term
 
 template <int kTerms, bool kChannel>
 constexpr int PrepareSharedBytes() {
@@ -321,13 +321,13 @@ class Prepare {
       const int column = first + 16 * warp;
       if (column < width) {
         LoadColumns(0, 16 * warp, x);
-        SolveColumns(x);
-        StoreValues(column, x, values);
+        SolveColumns<kTerms>(lower_, x);
+        StoreValues<kTerms>(column, x, values);
       }
     }
     static_assert(kPrepareThreads / 32 == kDeltaPrefillDim / 16);
     LoadColumns(2, 16 * warp, x);
-    SolveColumns(x);
+    SolveColumns<kTerms>(lower_, x);
     __syncwarp();
     StoreKeys(16 * warp, x);
     __syncwarp();
@@ -391,20 +391,6 @@ class Prepare {
     return sh_.to_end[i];
   }
 
-  // Sums of x[r] over lanes: that of x[l / 4] in lane l.
-  __device__ static float SumOfRow(float (&x)[8]) {
-#pragma unroll
-    for (int n = 4; n > 0; n /= 2) {
-      const bool upper = (threadIdx.x & (4 * n)) != 0;
-#pragma unroll
-      for (int i = 0; i < n; ++i) {
-        const float other =
-            __shfl_xor_sync(0xffffffffu, upper ? x[i] : x[i + n], 4 * n);
-        x[i] = (upper ? x[i + n] : x[i]) + other;
-      }
-    }
-    return LaneSum<4>(x[0]);
-  }
   __device__ float Element(int tile, int i, int d) const {
     float x = 0.0f;
 #pragma unroll
@@ -466,12 +452,8 @@ class Prepare {
     words[3] = four.w;
   }
 
-  // ---- of Solve: element r of block j is token 8 j + 2 (lane % 4) + r % 2,
-  // feature `first` + r / 2 · 8 ----
+  // ---- of Solve ----
 
-  __device__ static int TokenOf(int j, int r) {
-    return 8 * j + threadIdx.x % 4 * 2 + r % 2;
-  }
   // v's columns from `first` on as tile 0.
   __device__ void LoadValues(int first) const {
     const int warp = Uniform(threadIdx.x / 32);
@@ -536,90 +518,6 @@ class Prepare {
       }
     }
   }
-  // In the order of the accumulators that start from it; 16 columns.
-  __device__ void StoreValues(int first, const float (&x)[8][4],
-                              char* values) const {
-    const int run = first % kDeltaColumns / 16;
-    uint4* const to =
-        reinterpret_cast<uint4*>(values + first / kDeltaColumns *
-                                              DeltaValueTileBytes(kTerms)) +
-        threadIdx.x % 32;
-#pragma unroll
-    for (int m = 0; m < 4; ++m) {
-      const float(&low)[4] = x[2 * m];
-      const float(&high)[4] = x[2 * m + 1];
-      if constexpr (kTerms == 1) {
-        to[128 * run + 32 * m] =
-            make_uint4(TransposeMatrix(Bf16::Pack(low[0], low[1])),
-                       TransposeMatrix(Bf16::Pack(high[0], high[1])),
-                       TransposeMatrix(Bf16::Pack(low[2], low[3])),
-                       TransposeMatrix(Bf16::Pack(high[2], high[3])));
-      } else {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const float2 a = TransposePair(&low[2 * half]);
-          const float2 b = TransposePair(&high[2 * half]);
-          to[128 * (2 * run + half) + 32 * m] =
-              make_uint4(__float_as_uint(a.x), __float_as_uint(a.y),
-                         __float_as_uint(b.x), __float_as_uint(b.y));
-        }
-      }
-    }
-  }
-  // Two neighbours of an 8 by 8 matrix of floats, and those of its transpose.
-  __device__ static float2 TransposePair(const float* x) {
-    const uint32_t a = __float_as_uint(x[0]);
-    const uint32_t b = __float_as_uint(x[1]);
-    const uint32_t low = TransposeMatrix((a & 0xffffu) | b << 16);
-    const uint32_t high = TransposeMatrix(a >> 16 | (b & 0xffff0000u));
-    return make_float2(__uint_as_float((low & 0xffffu) | high << 16),
-                       __uint_as_float(low >> 16 | (high & 0xffff0000u)));
-  }
-  // x ← x (I + L)⁻ᵀ, by blocks of 16 tokens.
-  __device__ void SolveColumns(float (&x)[8][4]) const {
-    uint32_t done[4][kTerms][4];
-#pragma unroll
-    for (int block = 0; block < 4; ++block) {
-      float(&low)[4] = x[2 * block];
-      float(&high)[4] = x[2 * block + 1];
-#pragma unroll
-      for (int j = 0; j < block; ++j) {
-        MultiplyLower(low, high, done[j], block, j);
-      }
-      ToLeft(low, high, done[block]);
-#pragma unroll
-      for (int r = 0; r < 4; ++r) low[r] = high[r] = 0.0f;
-      MultiplyLower(low, high, done[block], block, block);
-      ToLeft(low, high, done[block]);
-    }
-  }
-  // Accumulators of 16 tokens as a left factor.
-  __device__ static void ToLeft(const float (&low)[4], const float (&high)[4],
-                                uint32_t (&a)[kTerms][4]) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      uint32_t terms[kTerms];
-      ToTerms(low[2 * half], low[2 * half + 1], terms);
-#pragma unroll
-      for (int t = 0; t < kTerms; ++t) a[t][half] = terms[t];
-      ToTerms(high[2 * half], high[2 * half + 1], terms);
-#pragma unroll
-      for (int t = 0; t < kTerms; ++t) a[t][2 + half] = terms[t];
-    }
-  }
-  __device__ void MultiplyLower(float (&low)[4], float (&high)[4],
-                                const uint32_t (&a)[kTerms][4], int block,
-                                int j) const {
-    uint32_t b[kTerms][4];
-#pragma unroll
-    for (int t = 0; t < kTerms; ++t) {
-      RightRows<128>(b[t], Address(lower_ + t * kLowerBytes), 16 * block,
-                     16 * j);
-    }
-    MultiplyTerms<kTerms>(low, a, b, 0);
-    MultiplyTerms<kTerms>(high, a, b, 1);
-  }
-
   // Σ_d left_id k̂_jd e^(γ_id − γ_jd), element by element: no power of a decay
   // stands alone, which could overflow.
   __device__ void ChannelScores(int left, int m, float (&c)[8][4]) const {
@@ -654,32 +552,6 @@ class Prepare {
   int32_t* const logs_;  // [64, 128] γ in kLogUnit, where it is by channel
   float poison_ = 0.0f;  // NaN if one of the thread's g is; integers have none
 };
-
-// The row of the index-th chunk of a round, and the chunk's number there; −1
-// if there are fewer. By a whole warp.
-__device__ __forceinline__ int2 FindChunk(const Round& round, int index) {
-  const int lane = threadIdx.x % 32;
-  const int rows = LiveRows(round);
-  int before = 0;
-  for (int first = 0; first < rows; first += 32) {
-    const int own = first + lane < rows ? RowChunks(round, first + lane) : 0;
-    int sum = own;
-#pragma unroll
-    for (int offset = 1; offset < 32; offset *= 2) {
-      const int other = __shfl_up_sync(0xffffffffu, sum, offset);
-      if (lane >= offset) sum += other;
-    }
-    const unsigned later = __ballot_sync(0xffffffffu, before + sum > index);
-    if (later != 0) {
-      const int found = __ffs(later) - 1;
-      return make_int2(
-          first + found,
-          index - before - __shfl_sync(0xffffffffu, sum - own, found));
-    }
-    before += __shfl_sync(0xffffffffu, sum, 31);
-  }
-  return make_int2(-1, 0);
-}
 
 // Grid: (value heads, chunks of a round).
 template <typename T, int kTerms, bool kChannel>

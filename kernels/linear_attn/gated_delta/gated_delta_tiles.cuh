@@ -8,6 +8,7 @@
 #define RECURVE_KERNELS_LINEAR_ATTN_GATED_DELTA_GATED_DELTA_TILES_CUH_
 
 #include "kernels/common/async_copy.cuh"
+#include "kernels/common/device_math.cuh"
 #include "kernels/common/mma.cuh"
 #include "kernels/linear_attn/gated_delta/gated_delta_prefill_cuda.h"
 
@@ -110,6 +111,47 @@ __device__ __forceinline__ ChunkPlace PlaceOf(const Round& round,
                  span.offset + span.begin;
   const int from = max(span.begin, at);
   return {from, min(span.end, at + kDeltaChunk) - from};
+}
+
+// Sums of x[r] over lanes: that of x[l / 4] in lane l.
+__device__ __forceinline__ float SumOfRow(float (&x)[8]) {
+#pragma unroll
+  for (int n = 4; n > 0; n /= 2) {
+    const bool upper = (threadIdx.x & (4 * n)) != 0;
+#pragma unroll
+    for (int i = 0; i < n; ++i) {
+      const float other =
+          __shfl_xor_sync(0xffffffffu, upper ? x[i] : x[i + n], 4 * n);
+      x[i] = (upper ? x[i + n] : x[i]) + other;
+    }
+  }
+  return LaneSum<4>(x[0]);
+}
+
+// The row of the index-th chunk of a round, and the chunk's number there; −1
+// if there are fewer. By a whole warp.
+__device__ __forceinline__ int2 FindChunk(const Round& round, int index) {
+  const int lane = threadIdx.x % 32;
+  const int rows = LiveRows(round);
+  int before = 0;
+  for (int first = 0; first < rows; first += 32) {
+    const int own = first + lane < rows ? RowChunks(round, first + lane) : 0;
+    int sum = own;
+#pragma unroll
+    for (int offset = 1; offset < 32; offset *= 2) {
+      const int other = __shfl_up_sync(0xffffffffu, sum, offset);
+      if (lane >= offset) sum += other;
+    }
+    const unsigned later = __ballot_sync(0xffffffffu, before + sum > index);
+    if (later != 0) {
+      const int found = __ffs(later) - 1;
+      return make_int2(
+          first + found,
+          index - before - __shfl_sync(0xffffffffu, sum - own, found));
+    }
+    before += __shfl_sync(0xffffffffu, sum, 31);
+  }
+  return make_int2(-1, 0);
 }
 
 }  // namespace gated_delta
