@@ -67,7 +67,7 @@ absl::Status RequestCall::Widen(size_t count) {
 }
 
 void RequestCall::Encode(int64_t bytes,
-                         std::function<void(const absl::Status&)> next) {
+                         const std::function<void(const absl::Status&)>& next) {
   if (bytes <= EncodeThreads::kShortBytes) return next(absl::OkStatus());
   absl::Status status;
   {
@@ -173,7 +173,7 @@ absl::Status RequestCall::Approve(
     auto append = static_cast<int64_t>(command.append.size());
     if (const SequenceStatePtr& from = submissions[i].from; from != nullptr) {
       // What is not computed of it is, as a prompt.
-      const int64_t computed = from->start(/*draws=*/append == 0).tokens;
+      const int64_t computed = from->start(/*last=*/append == 0).tokens;
       append += from->num_tokens() - computed;
       parts_[i].ticket.StartFrom(computed);
     } else if (submissions[i].sample && environment_.engine->shares_prompts()) {

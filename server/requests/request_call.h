@@ -89,7 +89,8 @@ class RequestCall : public std::enable_shared_from_this<RequestCall> {
   // now if the text is short, else on an encoding thread in its turn, and not
   // at all if all parts have ended by then. Its argument is not OK if the
   // request must end instead of going on.
-  void Encode(int64_t bytes, std::function<void(const absl::Status&)> next);
+  void Encode(int64_t bytes,
+              const std::function<void(const absl::Status&)>& next);
   // Finds the state of the tenant that `key` names; null if it is empty. Draws
   // its seed if the request has none.
   absl::StatusOr<SequenceStatePtr> FindState(const std::string& key,

@@ -122,7 +122,7 @@ TEST(HttpProtocolTest, HeadsThatCanBeReadInTwoWaysAreRefused) {
       {"X: y\rTransfer-Encoding: chunked\r\n" + length + end, text},
       {"X: y\r\r\n" + length + end, text},
       {length + "\n", text},
-      {std::string("X: a\0b\r\n", 9) + length + end, text},
+      {std::string("X: a\0b\r\n", 8) + length + end, text},
       {"Transfer-Encoding: \vchunked\r\n" + length + end, text},
       {"Transfer-Encoding: chunked\v\r\n" + length + end, text},
   };

@@ -145,7 +145,7 @@ TEST(ListeningSocketsTest, AcceptorsWithoutFilesAreAnError) {
     ASSERT_GE(next, 0);
     close(next);
     rlimit limit = before;
-    limit.rlim_cur = static_cast<rlim_t>(next + files);
+    limit.rlim_cur = static_cast<rlim_t>(next) + files;
     ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
     const auto acceptor = Acceptor::Listen(options);
     ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);

@@ -10,7 +10,6 @@ namespace recurve {
 namespace {
 
 using testing::DoubleNear;
-using testing::HasSubstr;
 using testing::Optional;
 
 using Clock = Admission::Clock;

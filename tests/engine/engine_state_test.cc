@@ -33,7 +33,8 @@ class EngineStateTest : public testing::TestWithParam<StateConfig> {
   // A sequence that is driven command by command.
   class Driven {
    public:
-    Driven(Engine& engine, SequenceStatePtr from = nullptr, uint32_t flow = 0)
+    explicit Driven(Engine& engine, SequenceStatePtr from = nullptr,
+                    uint32_t flow = 0)
         : engine_(engine), from_(std::move(from)) {
       options_.flow.id = flow;
     }

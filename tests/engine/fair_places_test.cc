@@ -67,8 +67,9 @@ TEST(FairPlacesTest, WhoStaysBelowTheirPartIsNeverRefused) {
     for (int i = 0; i < 500; ++i) {
       const Flow& flow =
           flows[random.Uniform(0, static_cast<int64_t>(flows.size()) - 1)];
+      const int64_t half = limit / 2;
       const auto kept =
-          static_cast<int64_t>(static_cast<double>(limit / 2) * flow.part);
+          static_cast<int64_t>(static_cast<double>(half) * flow.part);
       if (places.used_by(flow.id) < kept) {
         ASSERT_GE(places.Left(flow), 1) << "seed " << seed;
       }

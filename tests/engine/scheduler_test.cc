@@ -483,7 +483,8 @@ TEST(SchedulerTest, RandomStatesGiveSoundPlans) {
       longest = std::max(longest, s.num_tokens);
       s.flow = static_cast<uint32_t>(random.Uniform(0, 2));
       s.weight = static_cast<double>(1 + s.flow);
-      s.turn = static_cast<double>(id / 3) / s.weight;
+      const auto round = id / 3;
+      s.turn = static_cast<double>(round) / s.weight;
       s.paced = random.Chance(0.7);
       s.passed_over = random.Chance(0.2);
       s.passes = static_cast<int>(random.Uniform(0, kMaxPasses));

@@ -148,14 +148,15 @@ TEST_P(AttentionTest, HeadsReadTheirGroup) {
     AttentionTokens tokens(config, 70, 9);
     for (int64_t t = 0; t < tokens.length; ++t) {
       for (int64_t i = 0; i < s.num_kv_heads * s.value_dim; ++i) {
-        tokens.Row(t)[tokens.v + i] = static_cast<float>(i / s.value_dim + 1);
+        const int64_t head = i / s.value_dim;
+        tokens.Row(t)[tokens.v + i] = static_cast<float>(head + 1);
       }
     }
     const std::vector<float> out = Whole(tokens);
     for (size_t i = 0; i < out.size(); ++i) {
       const int64_t head = static_cast<int64_t>(i) / s.value_dim % s.num_heads;
-      const float want =
-          static_cast<float>(head / (s.num_heads / s.num_kv_heads) + 1);
+      const int64_t kv_head = head / (s.num_heads / s.num_kv_heads);
+      const float want = static_cast<float>(kv_head + 1);
       ASSERT_NEAR(out[i], want, 1e-5f * want) << i;
     }
   }

@@ -18,7 +18,6 @@ using http2::CallHeaders;
 using http2::Frame;
 using http2::Preface;
 using testing::ElementsAre;
-using testing::HasSubstr;
 using Result = Http2Session::Result;
 
 constexpr int kData = 0;
@@ -287,7 +286,7 @@ TEST_F(Http2SessionTest, CallsAreSentInTurn) {
                                      CallHeaders("/a/b") + first)),
               Result::kOk);
     session_.SubmitHead(stream, {{":status", "200"}}, /*with_body=*/true);
-    handler_.output[stream] = std::string(10'000'000, 'x');
+    handler_.output[stream] = std::string(8'000'000, 'x');
   }
   std::string bytes;
   EXPECT_TRUE(session_.Produce(3'000'000, &bytes));

@@ -70,7 +70,8 @@ TEST(MessageReaderTest, IsNotCompleteBeforeTheLastByte) {
 
 TEST(MessageReaderTest, TakesNoMoreThanOneMessage) {
   MessageReader reader(kMax);
-  reader.Append(WithMessagePrefix("one") + WithMessagePrefix("two") + "\0");
+  reader.Append(WithMessagePrefix("one") + WithMessagePrefix("two") +
+                std::string(1, '\0'));
   EXPECT_TRUE(IsComplete(reader));
   EXPECT_EQ(reader.Take(), "one");
   EXPECT_TRUE(IsComplete(reader));

@@ -367,8 +367,9 @@ class Checker {
     std::set<uint64_t> gone = preempted_;
     int64_t slots = slots_left_;
     bool alone = admitted_.empty();
-    for (const auto& [id, other] : resident_) {
+    for (const auto& [id, resident] : resident_) {
       if (Preempted(id)) continue;
+      const SequenceView& other = resident;
       const bool above_admitted =
           other.has_work &&
           std::any_of(admitted_.begin(), admitted_.end(), [&](const auto& a) {
