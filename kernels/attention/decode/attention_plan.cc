@@ -84,9 +84,8 @@ int64_t AttentionItemCost(const AttentionPlan& plan, int pages) {
                        (plan.shape.head_dim + plan.shape.value_dim) *
                        (IsPaired(plan) ? 2 : 1);
   constexpr int64_t kEnd = 128 << 10;
-  constexpr int64_t kProducts = 14 << 10;  // of a page
-  const bool waits = !AttentionCountsAside(plan.width, plan.octets);
-  return std::max(page * pages, kEnd + (waits ? kProducts * pages : 0));
+  constexpr int64_t kPage = 14 << 10;
+  return std::max(page * pages, kEnd + kPage * pages);
 }
 
 AttentionScheduleLayout AttentionScheduleParts(const AttentionPlan& plan,
