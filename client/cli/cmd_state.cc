@@ -242,7 +242,10 @@ int Run(const StateFlags& flags,
   return canceller.cancelled() ? kExitInterrupted : kExitFailure;
 }
 
-int RunState(const StateFlags& flags, const StateCall& call) {
+// `usage`: what is wrong with the flags, before anything is sent.
+int RunState(const StateFlags& flags, const StateCall& call,
+             const absl::Status& usage) {
+  if (!usage.ok()) return ReportUsage(usage.message());
   const auto client = RecurveClient::Create(flags.server.address,
                                             MakeClientOptions(flags.server));
   if (!client.ok()) return ReportNoClient(client.status());
@@ -278,15 +281,23 @@ struct Command {
   std::shared_ptr<StateFlags> flags;
 };
 
+absl::Status Any(const StateFlags& /*flags*/) { return absl::OkStatus(); }
+
+absl::Status HasPrompt(const StateFlags& flags) {
+  return MakeGenerateRequest(flags.generate).status();
+}
+
 Command Add(CLI::App* parent, int* exit_code, const char* name,
-            const char* description, const StateCall& call) {
+            const char* description, const StateCall& call,
+            absl::Status (*usage)(const StateFlags&) = Any) {
   auto flags = std::make_shared<StateFlags>();
   CLI::App* const command = parent->add_subcommand(name, description);
   AddServerFlags(command, &flags->server);
   AddTimeout(command, flags.get());
   command->add_flag("--json", flags->json, "Print JSON");
-  command->callback(
-      [flags, call, exit_code] { *exit_code = RunState(*flags, call); });
+  command->callback([flags, call, usage, exit_code] {
+    *exit_code = RunState(*flags, call, usage(*flags));
+  });
   return {command, flags};
 }
 
@@ -296,13 +307,15 @@ void AddState(const Command& command) {
       ->check(NotEmpty());
 }
 
-void AddKeep(const Command& command, bool with_name) {
-  if (with_name) {
-    command.app->add_option("--name", command.flags->name,
-                            "A name for it, to be used in place of the id");
-  }
+void AddTtl(const Command& command) {
   command.app->add_option("--ttl", command.flags->ttl_seconds,
                           "Seconds without use after which it is released");
+}
+
+void AddKeep(const Command& command) {
+  command.app->add_option("--name", command.flags->name,
+                          "A name for it, to be used in place of the id");
+  AddTtl(command);
   command.app->add_flag("--pin", command.flags->pin, "Keep it without an end");
 }
 
@@ -314,9 +327,9 @@ void RegisterState(CLI::App* app, int* exit_code) {
   state->require_subcommand(1);
 
   Command command = Add(state, exit_code, "make",
-                        "Compute a prompt and keep its state", Make);
+                        "Compute a prompt and keep its state", Make, HasPrompt);
   AddPromptFlags(command.app, &command.flags->generate);
-  AddKeep(command, /*with_name=*/true);
+  AddKeep(command);
 
   Add(state, exit_code, "list", "List the states, the latest first", List);
 
@@ -332,14 +345,13 @@ void RegisterState(CLI::App* app, int* exit_code) {
   command.app
       ->add_option("--seed", command.flags->seed, "Their seeds derive from it")
       ->transform(Decimal());
-  AddKeep(command, /*with_name=*/false);
+  AddTtl(command);
 
   command = Add(state, exit_code, "pin",
                 "Keep a state without an end, or with --ttl for a time", Pin);
   AddState(command);
   command.app->add_option("--name", command.flags->name, "A name for it");
-  command.app->add_option("--ttl", command.flags->ttl_seconds,
-                          "Seconds without use after which it is released");
+  AddTtl(command);
 
   command = Add(state, exit_code, "release", "Forget a state", Release);
   AddState(command);
@@ -354,7 +366,7 @@ void RegisterState(CLI::App* app, int* exit_code) {
   command.app->add_option("FILE", command.flags->file, "The file")
       ->required()
       ->check(NotEmpty());
-  AddKeep(command, /*with_name=*/true);
+  AddKeep(command);
 
   auto flags = std::make_shared<StateFlags>();
   CLI::App* const hand_off = app->add_subcommand(

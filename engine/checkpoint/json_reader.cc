@@ -61,6 +61,12 @@ bool JsonObject::Has(const std::string& key) const {
   return Find(key) != nullptr;
 }
 
+bool JsonObject::SameAs(const JsonObject& other, const std::string& key) const {
+  const nlohmann::json* const a = Find(key);
+  const nlohmann::json* const b = other.Find(key);
+  return a == nullptr || b == nullptr ? a == b : *a == *b;
+}
+
 bool JsonObject::IsNull(const std::string& key) const {
   const auto it = object_->find(key);
   return it != object_->end() && it->is_null();

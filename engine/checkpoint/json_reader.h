@@ -39,6 +39,8 @@ class JsonObject {
   bool Has(const std::string& key) const;
   // Whether the key is there, with null.
   bool IsNull(const std::string& key) const;
+  // Whether `other` has an equal value there; both may lack it.
+  bool SameAs(const JsonObject& other, const std::string& key) const;
   // The object as text: equal for equal contents.
   std::string text() const;
   // Sorted; null members are omitted.

@@ -16,28 +16,33 @@ namespace {
 // A key with one of these words in its name is part of the function.
 const std::set<std::string>& FunctionWords() {
   static const auto* const words = new std::set<std::string>{
-      "act",        "activation", "alibi",        "bias",    "cap",
-      "conv",       "decay",      "expert",       "experts", "factor",
-      "gate",       "gating",     "kernel",       "lora",    "moe",
-      "multiplier", "norm",       "quantization", "rank",    "residual",
-      "rope",       "rotary",     "router",       "scale",   "scaling",
-      "sliding",    "softcap",    "softcapping",  "sparse",  "temperature",
-      "window"};
+      "act",       "activation",  "alibi",   "bias",       "cap",
+      "clip",      "compression", "conv",    "decay",      "expert",
+      "experts",   "factor",      "gate",    "gating",     "kernel",
+      "layernorm", "lora",        "moe",     "multiplier", "nope",
+      "norm",      "only",        "qk",      "qkv",        "quantization",
+      "rank",      "residual",    "rope",    "rotary",     "router",
+      "scale",     "scaling",     "sliding", "softcap",    "softcapping",
+      "sparse",    "temperature", "v",       "window"};
   return *words;
 }
 
 bool IsFunction(const std::string& key) {
+  bool function = false;
   for (const auto word : absl::StrSplit(key, '_')) {
-    if (FunctionWords().contains(std::string(word))) return true;
+    if (word == "loss") return false;  // of training
+    function = function || FunctionWords().contains(std::string(word));
   }
-  return false;
+  return function;
 }
 
-// False, or zero.
+// False, zero, or empty.
 bool IsOff(const JsonObject& config, const std::string& key) {
-  const absl::StatusOr<bool> value = config.Bool(key);
-  const absl::StatusOr<double> number = config.Double(key);
-  return (value.ok() && !*value) || (number.ok() && *number == 0);
+  if (const auto value = config.Bool(key); value.ok()) return !*value;
+  if (const auto number = config.Double(key); number.ok()) return *number == 0;
+  if (const auto list = config.StringList(key); list.ok()) return list->empty();
+  const auto object = config.Object(key);
+  return object.ok() && object->keys().empty();
 }
 
 }  // namespace
@@ -71,6 +76,14 @@ absl::StatusOr<HybridConfig> ReadHybridConfig(const JsonObject& config,
   RECURVE_ASSIGN_OR_RETURN(
       read.head_dim,
       config.IntOr("head_dim", model.hidden_size / read.num_heads, 2, 1024));
+  if (!config.Has("head_dim") &&
+      (read.head_dim < 2 || read.head_dim % 2 != 0)) {
+    return config.Invalid(
+        "num_attention_heads",
+        absl::StrCat("is ", read.num_heads, ", and hidden_size, which is ",
+                     model.hidden_size, ", gives heads of ", read.head_dim,
+                     "; expected an even number, or head_dim"));
+  }
   if (read.head_dim % 2 != 0) {
     return config.Invalid(
         "head_dim",
@@ -95,7 +108,7 @@ absl::Status CheckOtherKeys(const JsonObject& config,
       return config.Invalid(
           key,
           "is not supported, and by its name it changes what the model "
-          "computes");
+          "computes; expected null, false, 0, nothing in it, or no such key");
     }
     model.ignored_keys.push_back(
         config.path().empty() ? key : absl::StrCat(config.path(), ".", key));
@@ -156,6 +169,55 @@ absl::StatusOr<std::vector<bool>> ReadLayerTypes(const JsonObject& config,
     }
   }
   return full;
+}
+
+absl::StatusOr<RopeKeys> ReadRopeKeys(const JsonObject& config,
+                                      const std::vector<std::string>& types) {
+  RopeKeys read;
+  std::vector<JsonObject> objects;
+  for (const char* key : {"rope_scaling", "rope_parameters"}) {
+    if (!config.Has(key)) continue;
+    RECURVE_ASSIGN_OR_RETURN(const JsonObject rope, config.Object(key));
+    for (const char* type : {"rope_type", "type"}) {
+      RECURVE_RETURN_IF_ERROR(
+          rope.StringOneOf(type, types, types.front()).status());
+    }
+    RECURVE_RETURN_IF_ERROR(rope.CheckNoUnknownKeys(
+        {"mrope_interleaved", "mrope_section", "partial_rotary_factor",
+         "rope_theta", "rope_type", "type"}));
+    objects.push_back(rope);
+  }
+  objects.push_back(config);
+  for (const JsonObject& from : objects) {
+    RECURVE_ASSIGN_OR_RETURN(
+        const double theta,
+        from.DoubleOr("rope_theta", read.theta.value_or(0), 1, 1e15));
+    if (!read.theta && !read.off) {
+      read.off = from.IsNull("rope_theta");
+      if (from.Has("rope_theta")) read.theta = theta;
+    }
+    RECURVE_ASSIGN_OR_RETURN(
+        const double part,
+        from.DoubleOr("partial_rotary_factor", read.part.value_or(0), 0, 1));
+    if (!read.part && from.Has("partial_rotary_factor")) read.part = part;
+  }
+  for (const char* key : {"rope_theta", "partial_rotary_factor"}) {
+    if (objects.size() == 3 && !objects[0].SameAs(objects[1], key)) {
+      return config.Invalid(
+          "rope_parameters",
+          absl::StrCat("and rope_scaling differ in ", key,
+                       "; expected only one of the two objects"));
+    }
+  }
+  return read;
+}
+
+absl::StatusOr<double> RequireTheta(const JsonObject& config,
+                                    const RopeKeys& keys) {
+  if (keys.theta) return *keys.theta;
+  return config.Invalid("rope_theta",
+                        "is missing; expected a number from 1 to 1e15, in "
+                        "rope_parameters or next to it");
 }
 
 Rotation RotateFirst(int64_t head_dim, int64_t rotary, double base) {

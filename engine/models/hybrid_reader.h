@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -38,8 +39,8 @@ absl::StatusOr<HybridConfig> ReadHybridConfig(const JsonObject& config,
                                               ModelDefinition& model);
 
 // Refuses keys that are not `known` and by their name change what the model
-// computes, unless they are null, false or 0; keeps the names of the others
-// (ModelDefinition::ignored_keys).
+// computes, unless they are null, false, 0 or empty; keeps the names of the
+// others (ModelDefinition::ignored_keys).
 absl::Status CheckOtherKeys(const JsonObject& config,
                             const std::vector<std::string>& known,
                             ModelDefinition& model);
@@ -51,6 +52,21 @@ absl::StatusOr<GatedDeltaConfig> ReadGatedDeltaConfig(const JsonObject& config);
 // full_attention_interval-th, which is every fourth by default.
 absl::StatusOr<std::vector<bool>> ReadLayerTypes(const JsonObject& config,
                                                  int64_t num_layers);
+
+// How far positions rotate, as a config says it.
+struct RopeKeys {
+  std::optional<double> theta;  // rope_theta
+  bool off = false;             // it is null
+  std::optional<double> part;   // partial_rotary_factor
+};
+// From `rope_parameters`, the older `rope_scaling`, or next to them; as in the
+// library, a key in an object holds before one next to it. Refuses types other
+// than `types`, objects with other keys, and objects that disagree.
+absl::StatusOr<RopeKeys> ReadRopeKeys(const JsonObject& config,
+                                      const std::vector<std::string>& types);
+// For families that cannot do without.
+absl::StatusOr<double> RequireTheta(const JsonObject& config,
+                                    const RopeKeys& keys);
 
 // Rotation of the first `rotary` of a head's features, i with i + rotary/2,
 // by angles as the library computes them. Here i and i + D/2 form a pair:

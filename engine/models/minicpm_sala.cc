@@ -26,10 +26,11 @@ const std::vector<std::string>& KnownKeys() {
       "lightning_head_dim", "lightning_nh", "lightning_nkv", "lightning_scale",
       "lightning_use_rope", "max_position_embeddings", "mixer_types",
       "model_type", "mup_denominator", "num_attention_heads",
-      "num_hidden_layers", "num_key_value_heads", "qk_norm", "rms_norm_eps",
-      "rope_parameters", "rope_scaling", "rope_theta", "scale_depth",
-      "scale_emb", "sparse_config", "tie_word_embeddings", "torch_dtype",
-      "use_output_gate", "use_output_norm", "vocab_size"};
+      "num_hidden_layers", "num_key_value_heads", "partial_rotary_factor",
+      "qk_norm", "rms_norm_eps", "rope_parameters", "rope_scaling",
+      "rope_theta", "scale_depth", "scale_emb", "sparse_config",
+      "tie_word_embeddings", "torch_dtype", "use_output_gate",
+      "use_output_norm", "vocab_size"};
   return *keys;
 }
 
@@ -56,11 +57,13 @@ absl::StatusOr<std::vector<bool>> ReadMixers(const JsonObject& json,
   std::vector<bool> full;
   for (int64_t i = 0; i < num_layers; ++i) {
     full.push_back(types[i] == "minicpm4");
-    if (!full[i] && types[i] != "lightning" && types[i] != "lightning-attn") {
+    if (!full[i] && types[i] != "lightning" && types[i] != "lightning-attn" &&
+        types[i] != "lightning_attn") {
       return json.Invalid(
           absl::StrCat("mixer_types[", i, "]"),
           absl::StrCat("is \"", types[i],
-                       "\"; supported: minicpm4, lightning, lightning-attn"));
+                       "\"; supported: minicpm4, lightning, lightning-attn, "
+                       "lightning_attn"));
     }
   }
   return full;
@@ -117,15 +120,14 @@ absl::StatusOr<Config> ReadConfig(const JsonObject& json,
         absl::StrCat("is ", lightning_dim, "; expected head_dim, which is ",
                      config.common.head_dim));
   }
-  for (const char* key : {"rope_scaling", "rope_parameters"}) {
-    if (!json.Has(key)) continue;
-    RECURVE_ASSIGN_OR_RETURN(const JsonObject rope, json.Object(key));
-    for (const char* type : {"rope_type", "type"}) {
-      RECURVE_RETURN_IF_ERROR(
-          rope.StringOneOf(type, {"default"}, "default").status());
-    }
+  RECURVE_ASSIGN_OR_RETURN(const RopeKeys rope,
+                           ReadRopeKeys(json, {"default"}));
+  RECURVE_ASSIGN_OR_RETURN(config.theta, RequireTheta(json, rope));
+  if (rope.part.value_or(1) != 1) {
+    return json.Invalid(
+        "partial_rotary_factor",
+        absl::StrCat("is ", *rope.part, "; expected 1 or no such key"));
   }
-  RECURVE_ASSIGN_OR_RETURN(config.theta, json.Double("rope_theta", 1, 1e15));
   RECURVE_ASSIGN_OR_RETURN(config.full,
                            ReadMixers(json, config.common.num_layers));
   RECURVE_ASSIGN_OR_RETURN(config.embedding,

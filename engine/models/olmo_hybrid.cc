@@ -44,6 +44,7 @@ const std::vector<std::string>& KnownKeys() {
                                    "num_attention_heads",
                                    "num_hidden_layers",
                                    "num_key_value_heads",
+                                   "partial_rotary_factor",
                                    "rms_norm_eps",
                                    "rope_parameters",
                                    "rope_scaling",
@@ -65,21 +66,16 @@ struct Config {
 // default.
 absl::StatusOr<PositionConfig> ReadPosition(const JsonObject& config,
                                             int64_t head_dim) {
-  JsonObject rope = config;
-  if (config.Has("rope_parameters")) {
-    RECURVE_ASSIGN_OR_RETURN(rope, config.Object("rope_parameters"));
-    RECURVE_RETURN_IF_ERROR(
-        rope.StringOneOf("rope_type", {"default"}, "default").status());
-  } else if (config.Has("rope_scaling")) {
-    return config.Invalid("rope_scaling",
-                          "is not supported; expected null or no such key");
+  RECURVE_ASSIGN_OR_RETURN(const RopeKeys rope,
+                           ReadRopeKeys(config, {"default"}));
+  if (rope.part.value_or(1) != 1) {
+    return config.Invalid(
+        "partial_rotary_factor",
+        absl::StrCat("is ", *rope.part, "; expected 1 or no such key"));
   }
-  // Older files have it next to the object.
-  if (!rope.Has("rope_theta") && !rope.IsNull("rope_theta")) rope = config;
-  if (rope.IsNull("rope_theta")) return PositionConfig();
-  RECURVE_ASSIGN_OR_RETURN(const double base,
-                           rope.DoubleOr("rope_theta", kDefaultTheta, 1, 1e15));
-  return RotateFirst(head_dim, head_dim, base).position;
+  if (rope.off) return PositionConfig();
+  return RotateFirst(head_dim, head_dim, rope.theta.value_or(kDefaultTheta))
+      .position;
 }
 
 absl::StatusOr<Config> ReadConfig(const JsonObject& json,

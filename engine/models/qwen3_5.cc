@@ -53,6 +53,22 @@ const std::vector<std::string>& KnownKeys() {
   return *keys;
 }
 
+// What is read next to `text_config`.
+absl::Status CheckTop(const JsonObject& top, const JsonObject& text,
+                      ModelDefinition& model) {
+  std::vector<std::string> known = {
+      "architectures", "bos_token_id", "dtype",       "eos_token_id",
+      "model_type",    "text_config",  "torch_dtype", "tie_word_embeddings"};
+  // A copy of what is read does no harm.
+  for (const std::string& key : KnownKeys()) {
+    if (top.SameAs(text, key)) known.push_back(key);
+  }
+  RECURVE_RETURN_IF_ERROR(CheckOtherKeys(top, known, model));
+  return text
+      .StringOneOf("model_type", {"qwen3_5_text", "qwen3_5"}, "qwen3_5_text")
+      .status();
+}
+
 // What is read of a config; `text` is the part of the language model.
 struct Config {
   HybridConfig common;
@@ -64,33 +80,21 @@ struct Config {
 
 absl::StatusOr<Rotation> ReadRotation(const JsonObject& text,
                                       int64_t head_dim) {
-  JsonObject rope = text;
-  if (text.Has("rope_parameters")) {
-    RECURVE_ASSIGN_OR_RETURN(rope, text.Object("rope_parameters"));
-    RECURVE_RETURN_IF_ERROR(
-        rope.StringOneOf("rope_type", {"default"}, "default").status());
-  } else if (text.Has("rope_scaling")) {
-    RECURVE_ASSIGN_OR_RETURN(const JsonObject scaling,
-                             text.Object("rope_scaling"));
-    for (const char* key : {"rope_type", "type"}) {
-      RECURVE_RETURN_IF_ERROR(
-          scaling.StringOneOf(key, {"default", "mrope"}, "default").status());
-    }
+  RECURVE_ASSIGN_OR_RETURN(const RopeKeys rope,
+                           ReadRopeKeys(text, {"default", "mrope"}));
+  RECURVE_ASSIGN_OR_RETURN(const double base, RequireTheta(text, rope));
+  if (!rope.part) {
+    return text.Invalid("partial_rotary_factor",
+                        "is missing; expected a number from 0 to 1, in "
+                        "rope_parameters or next to it");
   }
-  // Older files have these next to the object.
-  RECURVE_ASSIGN_OR_RETURN(
-      const double base,
-      (rope.Has("rope_theta") ? rope : text).Double("rope_theta", 1, 1e15));
-  RECURVE_ASSIGN_OR_RETURN(const double part,
-                           (rope.Has("partial_rotary_factor") ? rope : text)
-                               .Double("partial_rotary_factor", 0, 1));
   const auto rotary =
-      static_cast<int64_t>(static_cast<double>(head_dim) * part);
+      static_cast<int64_t>(static_cast<double>(head_dim) * *rope.part);
   if (rotary % 2 != 0) {
-    return rope.Invalid("partial_rotary_factor",
-                        absl::StrCat("is ", part, ", which rotates ", rotary,
-                                     " features of a head of ", head_dim,
-                                     "; expected an even number"));
+    return text.Invalid("partial_rotary_factor",
+                        absl::StrCat("is ", *rope.part, ", which rotates ",
+                                     rotary, " features of a head of ",
+                                     head_dim, "; expected an even number"));
   }
   return RotateFirst(head_dim, rotary, base);
 }
@@ -249,9 +253,8 @@ absl::StatusOr<ModelDefinition> ReadQwen35(const Checkpoint& checkpoint,
   }
   ModelDefinition model;
   model.family = "qwen3_5";
-  // It says how the weights are stored.
   if (top.Has("text_config")) {
-    RECURVE_RETURN_IF_ERROR(CheckOtherKeys(top, KnownKeys(), model));
+    RECURVE_RETURN_IF_ERROR(CheckTop(top, text, model));
   }
   RECURVE_ASSIGN_OR_RETURN(const Config config, ReadConfig(text, model));
   // For the whole, if there are two.

@@ -128,11 +128,8 @@ void Sequence::Continue(const Command& command) {
     whole_tokens_ = prompts_[0].end;
   }
   if (decoder_) decoder_->SkipBefore(tokens_);
-  const bool draws = command.append.empty();
-  const bool from_row =
-      from->last_row != nullptr && command.logits == LogitsMode::kNone;
-  const SnapshotPrefix& computed = from->start(draws && !from_row);
-  if (draws && from_row) last_row = from->last_row;
+  const SnapshotPrefix& computed = from->start(command);
+  if (from->draws_from_row(command)) last_row = from->last_row;
   cache_use.cached_tokens = computed.tokens;
   cache_use.miss = CacheMiss::kNone;
   if (!computed.empty()) ContinueFrom(computed);

@@ -35,9 +35,15 @@ struct SequenceState {
   bool imported = false;
 
   int64_t num_tokens() const { return static_cast<int64_t>(tokens.size()); }
-  // What a sequence that goes on from it starts with. `last`: it computes the
-  // last token.
-  const SnapshotPrefix& start(bool last) const {
+  // Whether a sequence that begins with `command` draws its next token from
+  // `last_row`.
+  bool draws_from_row(const Command& command) const {
+    return last_row != nullptr && command.append.empty() &&
+           command.logits == LogitsMode::kNone;
+  }
+  // What that sequence starts with: it computes the rest.
+  const SnapshotPrefix& start(const Command& command) const {
+    const bool last = command.append.empty() && !draws_from_row(command);
     return last && computed.tokens == num_tokens() ? before : computed;
   }
 };

@@ -301,6 +301,21 @@ absl::StatusOr<StateInfo> StateStore::Pin(uint32_t flow, absl::string_view key,
   return InfoOf(*entry);
 }
 
+void StateStore::Unpin(uint32_t flow, const StateInfo& before) {
+  MutexLock lock(&mu_);
+  const auto found = entries_.find(before.id);
+  if (found == entries_.end()) return;
+  Entry& entry = found->second;
+  if (entry.name != before.name &&
+      (before.name.empty() || CheckNameLocked(flow, before.name).ok())) {
+    if (!entry.name.empty()) names_.erase({flow, entry.name});
+    entry.name = before.name;
+    if (!entry.name.empty()) names_[{flow, entry.name}] = entry.id;
+  }
+  if (!before.pinned) entry.ttl_seconds = before.ttl_seconds;
+  entry.pinned = before.pinned;
+}
+
 void StateStore::SetStored(absl::string_view id, bool stored) {
   MutexLock lock(&mu_);
   const auto found = entries_.find(id);

@@ -52,8 +52,9 @@ absl::Status RequestCall::Widen(size_t count) {
   const size_t before = parts_.size();
   if (tenant_ != nullptr) {
     std::chrono::milliseconds retry_after = environment_.retry_pushback;
-    if (absl::Status status = tenant_->OpenStreams(
-            static_cast<int64_t>(count - before), &retry_after);
+    if (absl::Status status =
+            tenant_->OpenStreams(static_cast<int64_t>(count - before),
+                                 &retry_after, static_cast<int64_t>(before));
         !status.ok()) {
       retry_after_ = retry_after;
       return status;
@@ -173,7 +174,7 @@ absl::Status RequestCall::Approve(
     auto append = static_cast<int64_t>(command.append.size());
     if (const SequenceStatePtr& from = submissions[i].from; from != nullptr) {
       // What is not computed of it is, as a prompt.
-      const int64_t computed = from->start(/*last=*/append == 0).tokens;
+      const int64_t computed = from->start(command).tokens;
       append += from->num_tokens() - computed;
       parts_[i].ticket.StartFrom(computed);
     } else if (submissions[i].sample && environment_.engine->shares_prompts()) {

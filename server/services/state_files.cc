@@ -112,10 +112,13 @@ absl::Status StateFiles::WriteNow(uint32_t flow, const std::string& tenant,
                            StateExport::Make(engine, options_.fingerprint,
                                              std::move(found), tenant));
   if (absl::Status status = dir_->Write(id, bytes->writer()); !status.ok()) {
+    spdlog::error("the state {} cannot be written: {}", id,
+                  std::string(status.message()));
     return absl::Status(
         status.code(),
-        absl::StrCat("the state ", id,
-                     " is pinned and not on disk: ", status.message()));
+        absl::StrCat("the state cannot be pinned, because it cannot be "
+                     "written: ",
+                     status.message()));
   }
   engine.states().SetStored(id, true);
   return absl::OkStatus();

@@ -71,8 +71,11 @@ void StateService::Snapshot(const Caller& caller,
   if (!options.ok()) return done(options.status());
   std::optional<int64_t> at;
   if (request.has_at()) {
-    constexpr uint64_t kMax = std::numeric_limits<int64_t>::max();
-    at = static_cast<int64_t>(std::min<uint64_t>(request.at(), kMax));
+    if (request.at() > std::numeric_limits<int64_t>::max()) {
+      return done(absl::OutOfRangeError(
+          absl::StrCat("at is ", request.at(), "; expected at most 2^63 - 1")));
+    }
+    at = static_cast<int64_t>(request.at());
   }
   const StateOwner owner = OwnerOf(caller);
   Engine* const engine = options_.engine;
@@ -83,7 +86,7 @@ void StateService::Snapshot(const Caller& caller,
                       Answer(caller,
                              engine->states().Add(owner, *std::move(state),
                                                   options, std::nullopt),
-                             done);
+                             std::nullopt, done);
                     });
 }
 
@@ -117,6 +120,7 @@ absl::StatusOr<v1::ForkResponse> StateService::Fork(
 
 void StateService::Answer(const Caller& caller,
                           const absl::StatusOr<StateInfo>& info,
+                          const std::optional<StateInfo>& before,
                           const UnaryDone<v1::StateInfo>& done) const {
   if (!info.ok() || options_.files == nullptr) return done(ToProto(info));
   if (!info->pinned) {
@@ -125,14 +129,24 @@ void StateService::Answer(const Caller& caller,
     answer.set_stored(false);
     return done(std::move(answer));
   }
-  options_.files->Write(OwnerOf(caller).flow,
-                        caller == nullptr ? "" : caller->name(), info->id,
-                        [info = *info, done](const absl::Status& status) {
-                          if (!status.ok()) return done(status);
-                          v1::StateInfo answer = ToProto(info);
-                          answer.set_stored(true);
-                          done(std::move(answer));
-                        });
+  const uint32_t flow = OwnerOf(caller).flow;
+  options_.files->Write(
+      flow, caller == nullptr ? "" : caller->name(), info->id,
+      [this, flow, info = *info, before, done](const absl::Status& status) {
+        if (status.ok()) {
+          v1::StateInfo answer = ToProto(info);
+          answer.set_stored(true);
+          return done(std::move(answer));
+        }
+        // Else each further try would leave one more that nothing releases.
+        StateStore& states = options_.engine->states();
+        if (before) {
+          states.Unpin(flow, *before);
+        } else {
+          (void)states.Release(flow, info.id);  // or it is released already
+        }
+        done(status);
+      });
 }
 
 void StateService::Pin(const Caller& caller, const v1::PinStateRequest& request,
@@ -151,7 +165,8 @@ void StateService::Pin(const Caller& caller, const v1::PinStateRequest& request,
       before->name == after->name) {
     return done(ToProto(after));
   }
-  Answer(caller, after, done);
+  Answer(caller, after, before.ok() ? std::optional(*before) : std::nullopt,
+         done);
 }
 
 absl::Status StateService::Release(
@@ -211,7 +226,7 @@ std::shared_ptr<RpcListener> StateService::Import(
         Answer(caller,
                engine->states().Add(owner, std::move(state), FromProto(options),
                                     seed),
-               done);
+               std::nullopt, done);
       });
 }
 

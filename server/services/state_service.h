@@ -41,8 +41,10 @@ class StateService {
            const UnaryDone<v1::StateInfo>& done) const;
   absl::Status Release(const Caller& caller,
                        const v1::ReleaseStateRequest& request) const;
-  // Answers with a state that was made or changed: on disk if it is pinned.
+  // Answers with a state that was made or changed: on disk if it is pinned. If
+  // it cannot be written, it is as `before` again, or, new, released.
   void Answer(const Caller& caller, const absl::StatusOr<StateInfo>& info,
+              const std::optional<StateInfo>& before,
               const UnaryDone<v1::StateInfo>& done) const;
   v1::ListStatesResponse List(const Caller& caller) const;
   std::shared_ptr<RpcListener> Export(const Caller& caller,

@@ -96,10 +96,12 @@ void Tenant::Configure(const TenantEntry& entry, int64_t weights) {
 }
 
 absl::Status Tenant::OpenStreams(int64_t count,
-                                 std::chrono::milliseconds* retry_after) {
+                                 std::chrono::milliseconds* retry_after,
+                                 int64_t own) {
   MutexLock lock(&mu_);
   if (limits_.max_streams && count > *limits_.max_streams - streams_) {
-    *retry_after = count > *limits_.max_streams ? kNeverRetry : kInUseRetry;
+    *retry_after =
+        count + own > *limits_.max_streams ? kNeverRetry : kInUseRetry;
     metrics_->OnTenantRefused(name_, "streams");
     return absl::ResourceExhaustedError(absl::StrCat(
         "tenant ", name_, " has ", streams_, " streams open",

@@ -59,9 +59,11 @@ class Tenant {
   Usage usage() const;
 
   // Opens `count` of the tenant's streams, or none: ResourceExhausted if fewer
-  // are left. `*retry_after` is then the retry hint.
+  // are left. `*retry_after` is then the retry hint; `own`: those that the
+  // request has, which it would have again.
   absl::Status OpenStreams(int64_t count,
-                           std::chrono::milliseconds* retry_after);
+                           std::chrono::milliseconds* retry_after,
+                           int64_t own = 0);
   void CloseStream();
 
   // Takes pages for streams that then have `total`; ResourceExhausted if fewer

@@ -373,6 +373,65 @@ TEST(StateTest, TenantsSeeOnlyTheirOwn) {
   EXPECT_EQ(of_small.List().max_bytes(), 1000u);
 }
 
+// Nothing is computed: the next token is drawn from logits that have moved.
+TEST(StateTest, AnImportedOneCostsWhatIsComputed) {
+  ServerOptions options = WithStates();
+  options.api_keys_file = testing::TempDir() + "/imported_keys";
+  std::ofstream(options.api_keys_file)
+      << KeyLine("acme", "key-a", "tokens_per_second=1 token_burst=300");
+  TestServer server(options);
+  States states(server, "key-a");
+  {
+    Driven sequence(server, "key-a");
+    sequence.Run(FirstOf(RandomPrompt(1, 200), 0));
+    states.Snapshot(sequence.id(), "made");
+  }
+  v1::StateInfo info;
+  ASSERT_TRUE(states.Import(states.Export("made"), &info).ok());
+  EXPECT_EQ(info.computed_tokens(), 200u);
+  for (int i = 0; i < 3; ++i) {
+    v1::DecodeRequest from = CommandOf({}, 1);
+    from.set_from_state("imported");
+    Driven sequence(server, "key-a");
+    EXPECT_THAT(sequence.Run(from), SizeIs(1));
+    EXPECT_EQ(sequence.usage().cache().cached_tokens(), 200u);
+  }
+}
+
+TEST(StateTest, WhatCannotBeWrittenIsNotPinned) {
+  ServerOptions options = WithStates();
+  options.state_dir = testing::TempDir() + "/state_dir_gone";
+  std::filesystem::remove_all(options.state_dir);
+  TestServer server(options);
+  States states(server);
+  Driven sequence(server);
+  sequence.Run(FirstOf(RandomPrompt(1, 150), 4));
+  const v1::StateInfo made = states.Snapshot(sequence.id(), "made");
+  std::filesystem::remove_all(options.state_dir);
+
+  v1::StateInfo info;
+  v1::PinStateRequest pin;
+  pin.set_state("made");
+  pin.mutable_options()->set_pinned(true);
+  pin.mutable_options()->set_name("renamed");
+  EXPECT_THAT(states.Call(&v1::State::Stub::Pin, pin, &info).error_message(),
+              HasSubstr("cannot be written"));
+  v1::SnapshotRequest snapshot;
+  snapshot.set_request_id(sequence.id());
+  snapshot.mutable_options()->set_pinned(true);
+  snapshot.mutable_options()->set_name("new");
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_THAT(states.Call(&v1::State::Stub::Snapshot, snapshot, &info)
+                    .error_message(),
+                HasSubstr("cannot be written"));
+  }
+  const v1::ListStatesResponse listed = states.List();
+  ASSERT_THAT(listed.states(), SizeIs(1));
+  EXPECT_EQ(listed.states(0).name(), "made");
+  EXPECT_FALSE(listed.states(0).pinned());
+  EXPECT_EQ(listed.states(0).ttl_seconds(), made.ttl_seconds());
+}
+
 TEST(StateTest, PinnedOnesOutliveTheServer) {
   ServerOptions options = WithStates();
   options.state_dir = testing::TempDir() + "/state_dir";

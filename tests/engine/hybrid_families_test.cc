@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/engine/family_files.h"
@@ -74,6 +75,11 @@ TEST_F(HybridFamiliesTest, RefusesWhatChangesTheFunction) {
              {"logit_scale", 0.5},
              {"quantization_config", {{"bits", 4}}},
              {"final_logit_softcapping", 30.0},
+             {"clip_qkv", 8.0},
+             {"qk_layernorm", true},
+             {"v_head_dim", 8},
+             {"mlp_only_layers", {1}},
+             {"compression_config", {{"format", "float"}}},
              {"rms_norm_eps", nullptr},
              {"num_key_value_heads", 3},
              {"head_dim", 17}}) {
@@ -85,6 +91,8 @@ TEST_F(HybridFamiliesTest, RefusesWhatChangesTheFunction) {
              {"sliding_window", nullptr},
              {"use_sliding_window", false},
              {"num_experts", 0},
+             {"mlp_only_layers", nlohmann::json::array()},
+             {"router_aux_loss_coef", 0.001},
              {"pretraining_tp", 1},
              {"transformers_version", "5.24.0"}}) {
       EXPECT_TRUE(ReadWithText(key, value).ok()) << ReadWithText(key, value);
@@ -109,9 +117,69 @@ TEST_F(HybridFamiliesTest, RefusesOtherPositions) {
   EXPECT_THAT(ReadWithText("rope_parameters", {{"rope_theta", 1e7},
                                                {"partial_rotary_factor", 0.3}}),
               FailsWith(kInvalid, "partial_rotary_factor", "rotates 7"));
+}
+
+TEST_F(HybridFamiliesTest, RefusesOtherPositionsWhereverTheyAre) {
+  const nlohmann::json yarn = {{"rope_type", "yarn"}, {"factor", 8.0}};
+  for (const char* set : {"qwen3_5-grouped", "qwen3_5-tied", "olmo_hybrid-nope",
+                          "minicpm_sala-restated"}) {
+    SCOPED_TRACE(set);
+    Use(set);
+    for (const char* key : {"rope_parameters", "rope_scaling"}) {
+      SCOPED_TRACE(key);
+      EXPECT_THAT(ReadWithText(key, yarn),
+                  FailsWith(kInvalid, absl::StrCat(key, ".rope_type"), "yarn"));
+      EXPECT_THAT(ReadWithText(key, {{"type", "linear"}, {"factor", 2.0}}),
+                  FailsWith(kInvalid, absl::StrCat(key, ".type"), "linear"));
+      EXPECT_THAT(ReadWithText(key, {{"theta", 5e5}}),
+                  FailsWith(kInvalid, "theta", "rope_theta"));
+      EXPECT_THAT(
+          ReadWithText(key, {{"full_attention", {{"rope_theta", 5e5}}}}),
+          FailsWith(kInvalid, "full_attention"));
+      EXPECT_THAT(ReadWithText(key, {{"rope_theta", "1e4"}}),
+                  FailsWith(kInvalid, absl::StrCat(key, ".rope_theta")));
+    }
+    Text()["rope_parameters"] = {{"rope_theta", 1e4},
+                                 {"partial_rotary_factor", 1.0}};
+    EXPECT_TRUE(Read().ok()) << Read();
+    EXPECT_TRUE(ReadWithText("rope_scaling", Text()["rope_parameters"]).ok());
+    EXPECT_THAT(ReadWithText("rope_scaling", {{"rope_theta", 2e4},
+                                              {"partial_rotary_factor", 1.0}}),
+                FailsWith(kInvalid, "rope_parameters", "rope_scaling",
+                          "differ in rope_theta"));
+  }
+  for (const char* set : {"olmo_hybrid-nope", "minicpm_sala-restated"}) {
+    Use(set);
+    EXPECT_THAT(ReadWith("partial_rotary_factor", 0.5),
+                FailsWith(kInvalid, "partial_rotary_factor is 0.5"));
+  }
+}
+
+TEST_F(HybridFamiliesTest, WhatIsNextToTheTextConfigMustAgree) {
+  Use("qwen3_5-grouped");
+  for (const auto& [key, value] :
+       std::vector<std::pair<std::string, nlohmann::json>>{
+           {"rope_scaling", {{"type", "yarn"}}},
+           {"attention_bias", true},
+           {"rms_norm_eps", 0.1}}) {
+    EXPECT_THAT(ReadWith(key, value), FailsWith(kInvalid, key)) << key;
+  }
+  EXPECT_TRUE(ReadWith("rms_norm_eps", Text()["rms_norm_eps"]).ok());
+  ASSERT_TRUE(ReadWith("hidden_size", 128).ok());
+  EXPECT_THAT(ignored_keys_, Contains("hidden_size"));
+  EXPECT_THAT(ignored_keys_, testing::Not(Contains("text_config")));
+  EXPECT_THAT(ReadWithText("model_type", "qwen3_5_moe_text"),
+              FailsWith(kInvalid, "text_config.model_type", "moe"));
+}
+
+TEST_F(HybridFamiliesTest, HeadsFollowFromOtherSizes) {
   Use("minicpm_sala-restated");
-  EXPECT_THAT(ReadWith("rope_scaling", {{"type", "linear"}, {"factor", 2.0}}),
-              FailsWith(kInvalid, "rope_scaling.type", "linear"));
+  config.erase("head_dim");
+  for (const char* key :
+       {"num_attention_heads", "lightning_nh", "lightning_nkv"})
+    config[key] = 20;
+  EXPECT_THAT(Read(), FailsWith(kInvalid, "num_attention_heads is 20",
+                                "heads of 3", "head_dim"));
 }
 
 TEST_F(HybridFamiliesTest, RefusesOtherLayersAndSizes) {

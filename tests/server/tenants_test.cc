@@ -278,6 +278,9 @@ TEST_F(TenantsTest, SeveralCommandsAreTakenTogetherOrNotAtAll) {
   for (int i = 0; i < 3; ++i) tickets.emplace_back(tenant);
   EXPECT_FALSE(tenant->OpenStreams(2, &retry).ok());
   EXPECT_EQ(retry, std::chrono::seconds(1));
+  // With the three that it has, a request would always ask for five.
+  EXPECT_FALSE(tenant->OpenStreams(2, &retry, /*own=*/3).ok());
+  EXPECT_EQ(retry, kNeverRetry);
   auto other = Open(*tenants, "Bearer key");
   const std::vector<StreamTicket*> all = {&tickets[0], &tickets[1],
                                           &tickets[2]};

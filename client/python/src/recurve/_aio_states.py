@@ -84,11 +84,10 @@ class AsyncStates:
         *,
         seed: int | None = None,
         ttl: float | None = None,
-        pinned: bool = False,
         timeout: float | None = None,
     ) -> builtins.list[StateInfo]:
         """`n` states of one, each with a seed of its own; see `States.fork`."""
-        return await self._make_fork(fork_request(state, n, seed, ttl, pinned), timeout)
+        return await self._make_fork(fork_request(state, n, seed, ttl), timeout)
 
     def export(
         self, state: State, *, timeout: float | None = None

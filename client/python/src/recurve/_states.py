@@ -99,13 +99,12 @@ class States:
         *,
         seed: int | None = None,
         ttl: float | None = None,
-        pinned: bool = False,
         timeout: float | None = None,
     ) -> builtins.list[StateInfo]:
         """`n` (1 to 16) states of one, which share its memory. Each has a seed of its own,
         derived from `seed` (None: drawn), for requests that name none.
         """
-        return self._make_fork(fork_request(state, n, seed, ttl, pinned), timeout)
+        return self._make_fork(fork_request(state, n, seed, ttl), timeout)
 
     def export(
         self, state: State, *, timeout: float | None = None
@@ -263,10 +262,10 @@ def snapshot_request(
 
 
 def fork_request(
-    state: State, n: int, seed: int | None, ttl: float | None, pinned: bool
+    state: State, n: int, seed: int | None, ttl: float | None
 ) -> state_pb2.ForkRequest:
     request = state_pb2.ForkRequest(
-        state=state_key(state, "state"), options=build_state_options(None, ttl, pinned)
+        state=state_key(state, "state"), options=build_state_options(None, ttl, False)
     )
     set_field(request, "count", n, "count")
     if seed is not None:
