@@ -9,7 +9,7 @@ recurve_test(e2e_encoding_test SRCS e2e/encoding_test.cc
 recurve_test(e2e_golden_test SRCS e2e/golden_models_test.cc e2e/golden_test.cc DEPS recurve_e2e_testing LABELS e2e)
 recurve_test(e2e_http_test
              SRCS e2e/completion_call_test.cc e2e/http_keys_test.cc e2e/http_protocol_test.cc e2e/http_reader_test.cc e2e/http_server_test.cc
-                  e2e/http_paths_test.cc e2e/http_request_id_test.cc e2e/http_stream_test.cc e2e/http_test.cc
+                  e2e/http_paths_test.cc e2e/http_request_id_test.cc e2e/http_stream_test.cc e2e/http_test.cc e2e/http_tokenize_test.cc
                   e2e/prefix_cache_test.cc
              DEPS recurve_e2e_testing recurve_http_testing nlohmann_json::nlohmann_json
              APART e2e/prefix_cache_test.cc

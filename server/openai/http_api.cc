@@ -18,6 +18,7 @@
 #include "prometheus/text_serializer.h"
 #include "server/openai/completion_call.h"
 #include "server/openai/openai.h"
+#include "server/openai/tokenize_call.h"
 #include "server/telemetry/metrics.h"
 #include "server/telemetry/process_metrics.h"
 
@@ -26,6 +27,17 @@ namespace {
 
 constexpr absl::string_view kModelPrefix = "/v1/models/";
 constexpr char kCompletions[] = "/v1/completions";
+constexpr char kTokenize[] = "/tokenize";
+constexpr char kDetokenize[] = "/detokenize";
+
+// Paths that take the JSON of a request.
+bool TakesJson(absl::string_view path) {
+  return path == kCompletions || path == kTokenize || path == kDetokenize;
+}
+// Paths that need a key, if there are keys.
+bool IsOfApi(absl::string_view path) {
+  return absl::StartsWith(path, "/v1/") || TakesJson(path);
+}
 
 bool IsJson(absl::string_view content_type) {
   const absl::string_view type = content_type.substr(0, content_type.find(';'));
@@ -100,8 +112,8 @@ std::string NotFound(absl::string_view path) {
       path == "/v1/chat/completions"
           ? "there is no chat API, as this server applies no chat template"
           : absl::StrCat("there is nothing under ", Quote(path)),
-      "; expected /v1/completions, /v1/models, /health or /metrics, as far as "
-      "this port has them");
+      "; expected /v1/completions, /v1/models, /tokenize, /detokenize, /health "
+      "or /metrics, as far as this port has them");
 }
 
 }  // namespace
@@ -125,13 +137,13 @@ std::optional<HttpResponse> HttpApi::Refusal(HttpRequest* request) {
   const HttpRequest& head = *request;
   const bool models =
       head.path == "/v1/models" || absl::StartsWith(head.path, kModelPrefix);
-  const bool completions = head.path == kCompletions;
-  if (options_.environment != nullptr && absl::StartsWith(head.path, "/v1/") &&
+  const bool takes_json = TakesJson(head.path);
+  if (options_.environment != nullptr && IsOfApi(head.path) &&
       options_.environment->tenants != nullptr) {
     const auto tenant = options_.environment->tenants->Authenticate(
         head.authorization, "header");
     if (!tenant.ok()) {
-      if (completions) {
+      if (takes_json) {
         options_.environment->metrics->OnRefused(
             RefusalReason::kUnauthenticated);
       }
@@ -151,26 +163,25 @@ std::optional<HttpResponse> HttpApi::Refusal(HttpRequest* request) {
     }
   }
   // With API keys, a path that needs none proves nothing.
-  request->entitled =
-      options_.environment != nullptr &&
-      (options_.environment->tenants == nullptr ||
-       absl::StartsWith(head.path, "/v1/") || head.path == "/metrics");
+  request->entitled = options_.environment != nullptr &&
+                      (options_.environment->tenants == nullptr ||
+                       IsOfApi(head.path) || head.path == "/metrics");
   const bool known =
       head.path == "/health" ||
       (head.path == "/metrics" && options_.metrics != nullptr) ||
-      (options_.environment != nullptr && (models || completions));
+      (options_.environment != nullptr && (models || takes_json));
   if (!known) {
     return HttpError(404, NotFound(head.path));
   }
   const bool get = head.method == "GET" || head.method == "HEAD";
-  if (completions ? head.method != "POST" : !get) {
+  if (takes_json ? head.method != "POST" : !get) {
     HttpResponse response = HttpError(
-        405, completions ? "this path takes POST" : "this path takes GET");
-    response.headers.emplace_back("Allow", completions ? "POST" : "GET, HEAD");
+        405, takes_json ? "this path takes POST" : "this path takes GET");
+    response.headers.emplace_back("Allow", takes_json ? "POST" : "GET, HEAD");
     return response;
   }
   // Also blocks requests that a web page may send without a preflight.
-  if (completions && !IsJson(head.content_type)) {
+  if (takes_json && !IsJson(head.content_type)) {
     return HttpError(
         415, absl::StrCat("Content-Type is ",
                           head.content_type.empty() ? "missing"
@@ -178,13 +189,13 @@ std::optional<HttpResponse> HttpApi::Refusal(HttpRequest* request) {
                           "; expected application/json"));
   }
   const std::string& encoding = head.content_encoding;
-  if (completions && !encoding.empty() &&
+  if (takes_json && !encoding.empty() &&
       !absl::EqualsIgnoreCase(encoding, "identity")) {
     return HttpError(
         415, absl::StrCat("Content-Encoding is '", encoding.substr(0, 100),
                           "'; expected a body as it is, without one"));
   }
-  if (!completions) return std::nullopt;
+  if (head.path != kCompletions) return std::nullopt;
   std::string problem = RequestIdProblem(head.request_id);
   if (problem.empty()) problem = TakeTimeout(request);
   if (!problem.empty()) {
@@ -240,8 +251,8 @@ void HttpApi::OnAnswered(const std::string& path, int status, double seconds) {
   if (options_.counters == nullptr) return;
   // A label has few values, whatever paths clients request.
   const char* endpoint = "other";
-  for (const char* known :
-       {kCompletions, "/v1/models", "/health", "/metrics"}) {
+  for (const char* known : {kCompletions, kTokenize, kDetokenize, "/v1/models",
+                            "/health", "/metrics"}) {
     if (path == known) endpoint = known;
   }
   if (absl::StartsWith(path, kModelPrefix)) endpoint = "/v1/models";
@@ -249,7 +260,13 @@ void HttpApi::OnAnswered(const std::string& path, int status, double seconds) {
 }
 
 void HttpApi::Handle(HttpRequest request, std::shared_ptr<HttpReply> reply) {
-  if (request.path != kCompletions) return reply->Send(Get(request.path));
+  if (!TakesJson(request.path)) return reply->Send(Get(request.path));
+  if (request.path != kCompletions) {
+    return std::make_shared<TokenizeCall>(*options_.environment,
+                                          options_.model_name, std::move(reply),
+                                          /*back=*/request.path == kDetokenize)
+        ->Begin(request);
+  }
   std::make_shared<CompletionCall>(*options_.environment, options_.model_name,
                                    std::move(reply))
       ->Begin(request);

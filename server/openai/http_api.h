@@ -21,7 +21,7 @@ class Metrics;
 class HttpApi : public HttpHandler {
  public:
   struct Options {
-    // Null: without /v1/completions and /v1/models.
+    // Null: without all that needs the model.
     const CallEnvironment* environment = nullptr;
     std::string model_name;
     // Null: without /metrics.

@@ -24,16 +24,7 @@ std::string FieldOf(absl::string_view message) {
 
 std::string TokenText(int32_t id, const CompletionRequest& request,
                       const Tokenizer* tokenizer) {
-  const absl::string_view bytes = tokenizer != nullptr && !request.tokens_as_ids
-                                      ? tokenizer->TokenBytes(id)
-                                      : absl::string_view();
-  if (bytes.empty()) return absl::StrCat("token_id:", id);
-  if (IsValidUtf8(bytes)) return std::string(bytes);
-  std::string text = "bytes:";
-  for (const char byte : bytes) {
-    absl::StrAppendFormat(&text, "\\x%02x", static_cast<uint8_t>(byte));
-  }
-  return text;
+  return TokenText(id, request.tokens_as_ids ? nullptr : tokenizer);
 }
 
 int64_t CountCharacters(absl::string_view text) {
@@ -77,6 +68,18 @@ json LogprobsJson(const v1::Tokens& tokens, const CompletionRequest& request,
 }
 
 }  // namespace
+
+std::string TokenText(int32_t id, const Tokenizer* tokenizer) {
+  const absl::string_view bytes =
+      tokenizer != nullptr ? tokenizer->TokenBytes(id) : absl::string_view();
+  if (bytes.empty()) return absl::StrCat("token_id:", id);
+  if (IsValidUtf8(bytes)) return std::string(bytes);
+  std::string text = "bytes:";
+  for (const char byte : bytes) {
+    absl::StrAppendFormat(&text, "\\x%02x", static_cast<uint8_t>(byte));
+  }
+  return text;
+}
 
 TextOffsets::TextOffsets(const Tokenizer* tokenizer,
                          absl::Span<const int32_t> prompt) {

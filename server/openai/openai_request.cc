@@ -8,10 +8,10 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "engine/checkpoint/json_parse.h"
 #include "engine/checkpoint/quote.h"
 #include "engine/serving/request.h"
 #include "nlohmann/json.hpp"
+#include "server/openai/field_reader.h"
 #include "server/openai/openai.h"
 
 namespace recurve {
@@ -19,11 +19,6 @@ namespace {
 
 using nlohmann::json;
 
-// Deep enough for every field.
-constexpr int kMaxDepth = 8;
-// Limit without the token ids of prompts. With every field at its limit there
-// are some 1,300.
-constexpr int kMaxValues = 4096;
 constexpr uint32_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 
 // Options of other servers that this one lacks: accepted with a value that has
@@ -54,94 +49,12 @@ const std::vector<Neutral>& NeutralOptions() {
   return options;
 }
 
-// Reads one JSON object member by member; keeps the first error.
-class Reader {
- public:
-  explicit Reader(int64_t vocab_size) : vocab_size_(vocab_size) {}
-  int64_t vocab_size() const { return vocab_size_; }
-
-  bool failed() const { return error_.has_value(); }
-  std::optional<ApiError> TakeError() { return std::move(error_); }
-
-  void Fail(absl::string_view field, absl::string_view problem) {
-    if (error_) return;
-    error_.emplace();
-    error_->message = absl::StrCat(field, " ", problem);
-    error_->param = std::string(field.substr(0, field.find_first_of("[.")));
-  }
-  void FailUnknown(const std::string& key) {
-    if (error_) return;
-    error_.emplace();
-    error_->message = absl::StrCat(Quote(key), " is no option of this server");
-    error_->param = key;
-  }
-  void Unexpected(absl::string_view field, const json& value,
-                  absl::string_view expected) {
-    Fail(field,
-         absl::StrCat("is ", DescribeJson(value), "; expected ", expected));
-  }
-
-  // The expected form of a token id. The engine reports ids outside the
-  // vocabulary, once it knows the lengths of all prompts.
-  std::string TokenId() const {
-    return absl::StrCat("a token id from 0 to ", vocab_size_ - 1);
-  }
-
-  bool Bool(absl::string_view field, const json& value) {
-    if (value.is_boolean()) return value.get<bool>();
-    Unexpected(field, value, "true or false");
-    return false;
-  }
-  // The engine checks the range as well, but on a float: 1.0000001 would be
-  // "1", and 1e39 "inf".
-  float Float(absl::string_view field, const json& value,
-              const OptionRange& range) {
-    return Float(field, value, range,
-                 absl::StrCat(range.min, " to ", range.max));
-  }
-  float Float(absl::string_view field, const json& value,
-              const OptionRange& range, absl::string_view expected) {
-    if (!value.is_number()) {
-      Unexpected(field, value, "a number");
-      return 0;
-    }
-    const double number = value.get<double>();
-    if (number >= range.min && number <= range.max) {
-      return static_cast<float>(number);
-    }
-    Unexpected(field, value, expected);
-    return 0;
-  }
-  int64_t Int(absl::string_view field, const json& value, int64_t min,
-              int64_t max) {
-    const bool fits = value.is_number_integer() &&
-                      !(value.is_number_unsigned() &&
-                        value.get<uint64_t>() > uint64_t{INT64_MAX});
-    if (fits) {
-      const int64_t number = value.get<int64_t>();
-      if (number >= min && number <= max) return number;
-    }
-    Unexpected(field, value,
-               absl::StrCat("an integer from ", min, " to ", max));
-    return min;
-  }
-  std::string String(absl::string_view field, const json& value) {
-    if (value.is_string()) return value.get_ref<const std::string&>();
-    Unexpected(field, value, "a string");
-    return "";
-  }
-
- private:
-  const int64_t vocab_size_;
-  std::optional<ApiError> error_;
-};
-
 bool IsIds(const json& value) {
   return value.is_array() && !value.empty() && value[0].is_number();
 }
 
-void ReadPrompt(const std::string& field, const json& value, Reader& reader,
-                RequestInput* input) {
+void ReadPrompt(const std::string& field, const json& value,
+                FieldReader& reader, RequestInput* input) {
   if (value.is_string()) {
     input->prompt = value.get_ref<const std::string&>();
     return;
@@ -149,22 +62,12 @@ void ReadPrompt(const std::string& field, const json& value, Reader& reader,
   if (!IsIds(value)) {
     return reader.Unexpected(field, value, "a string or a list of token ids");
   }
-  auto& ids = input->prompt.emplace<std::vector<int32_t>>();
-  ids.reserve(value.size());
-  for (size_t i = 0; i < value.size() && !reader.failed(); ++i) {
-    // The field's name is built only for an error: a prompt may be long.
-    const json& id = value[i];
-    if (id.is_number_unsigned() && id.get<uint64_t>() <= kMaxInt32) {
-      ids.push_back(static_cast<int32_t>(id.get<uint32_t>()));
-    } else {
-      reader.Unexpected(absl::StrCat(field, "[", i, "]"), id, reader.TokenId());
-    }
-  }
+  input->prompt = ReadIds(field, value, reader);
 }
 
 // One prompt or a list of them; `base` has the options of each.
-void ReadPrompts(const json& value, const RequestInput& base, Reader& reader,
-                 std::vector<RequestInput>* prompts) {
+void ReadPrompts(const json& value, const RequestInput& base,
+                 FieldReader& reader, std::vector<RequestInput>* prompts) {
   if (!value.is_array() || IsIds(value)) {
     ReadPrompt("prompt", value, reader, &prompts->emplace_back(base));
     return;
@@ -180,7 +83,7 @@ void ReadPrompts(const json& value, const RequestInput& base, Reader& reader,
   }
 }
 
-void ReadLogitBias(const json& value, Reader& reader,
+void ReadLogitBias(const json& value, FieldReader& reader,
                    SamplingParams* sampling) {
   if (!value.is_object()) {
     return reader.Unexpected("logit_bias", value, "an object");
@@ -206,7 +109,8 @@ void ReadLogitBias(const json& value, Reader& reader,
   }
 }
 
-void ReadStop(const json& value, Reader& reader, StoppingParams* stopping) {
+void ReadStop(const json& value, FieldReader& reader,
+              StoppingParams* stopping) {
   if (value.is_string()) {
     stopping->stop_strings = {value.get_ref<const std::string&>()};
     return;
@@ -222,7 +126,7 @@ void ReadStop(const json& value, Reader& reader, StoppingParams* stopping) {
   }
 }
 
-void ReadStopTokenIds(const json& value, Reader& reader,
+void ReadStopTokenIds(const json& value, FieldReader& reader,
                       StoppingParams* stopping) {
   if (!value.is_array() || value.size() > kMaxStopTokenIds) {
     return reader.Unexpected(
@@ -236,7 +140,7 @@ void ReadStopTokenIds(const json& value, Reader& reader,
   }
 }
 
-void ReadStreamOptions(const json& value, Reader& reader,
+void ReadStreamOptions(const json& value, FieldReader& reader,
                        CompletionRequest* request) {
   if (!value.is_object()) {
     return reader.Unexpected("stream_options", value, "an object");
@@ -260,7 +164,7 @@ void ReadStreamOptions(const json& value, Reader& reader,
 }
 
 // The members that are the same for every prompt. False: not one of them.
-bool ReadOption(const std::string& key, const json& value, Reader& reader,
+bool ReadOption(const std::string& key, const json& value, FieldReader& reader,
                 CompletionRequest* request, RequestInput* base) {
   SamplingParams& sampling = base->options.sampling;
   StoppingParams& stopping = base->options.stopping;
@@ -343,7 +247,8 @@ bool ReadOption(const std::string& key, const json& value, Reader& reader,
   return true;
 }
 
-void ReadNeutral(const std::string& key, const json& value, Reader& reader) {
+void ReadNeutral(const std::string& key, const json& value,
+                 FieldReader& reader) {
   for (const Neutral& option : NeutralOptions()) {
     if (option.name != key) continue;
     if (absl::c_linear_search(option.values, value)) return;
@@ -361,7 +266,7 @@ void ReadNeutral(const std::string& key, const json& value, Reader& reader) {
 // This server has no min_tokens: it is accepted if nothing can end the output
 // before max_tokens.
 void CheckMinTokens(int64_t min_tokens, const RequestInput& base,
-                    Reader& reader) {
+                    FieldReader& reader) {
   if (min_tokens == 0) return;
   const StoppingParams& stopping = base.options.stopping;
   if (base.max_new_tokens && min_tokens > *base.max_new_tokens) {
@@ -388,75 +293,24 @@ std::optional<ApiError> ParseCompletion(absl::string_view body,
                                         const RequestLimits& limits,
                                         CompletionRequest* request) {
   const int64_t max_model_len = limits.max_model_len;
-  Reader reader(limits.vocab_size);
-  int values = 0;
-  int64_t ids = 0;  // ids of one prompt
-  // Millions of values would block the thread for a second, which would delay
-  // the streams of others.
-  const auto filter = [&](const std::string& member, const json& value) {
-    const bool in_prompt = member == "prompt";
-    if (in_prompt && value.is_number_unsigned()) {
-      return ++ids <= max_model_len;
-    }
-    if (value.is_array()) ids = 0;
-    if (in_prompt && value.is_object()) {
-      reader.Fail(member,
-                  "is, or has, an object; expected a string or a list of token "
-                  "ids");
-      return false;
-    }
-    return ++values <= kMaxValues;
-  };
-  auto parsed = ParseJson(body, "the body", kMaxDepth, filter);
-  if (reader.failed()) return reader.TakeError();
-  if (ids > max_model_len) {
-    ApiError error;
-    error.param = "prompt";
-    error.code = "context_length_exceeded";
-    error.message = absl::StrCat("prompt has more than ", max_model_len,
-                                 " token ids, this server's max_model_len");
-    return error;
-  }
-  if (values > kMaxValues) {
-    ApiError error;
-    error.message =
-        absl::StrCat("the body has more than ", kMaxValues,
-                     " values in addition to the token ids of prompt");
-    return error;
-  }
-  if (!parsed.ok()) {
-    ApiError error;
-    error.message = std::string(parsed.status().message());
-    return error;
-  }
-  if (!parsed->is_object()) {
-    ApiError error;
-    error.message = absl::StrCat("the body is ", DescribeJson(*parsed),
-                                 "; expected an object");
+  FieldReader reader(limits.vocab_size);
+  json object;
+  if (auto error = ParseBody(body, "prompt", max_model_len,
+                             "this server's max_model_len", &object)) {
     return error;
   }
   RequestInput base;
   base.options.sampling.temperature = 1;
   const json* prompt = nullptr;
   int64_t min_tokens = 0;
-  for (const auto& [key, value] : parsed->items()) {
+  for (const auto& [key, value] : object.items()) {
     if (value.is_null()) continue;  // as if absent
     if (key == "prompt") {
       prompt = &value;
     } else if (key == "min_tokens") {
       min_tokens = reader.Int(key, value, 0, kMaxInt32);
     } else if (key == "model") {
-      const std::string name = reader.String(key, value);
-      if (!reader.failed() && name != model_name) {
-        ApiError error;
-        error.status = 404;
-        error.message =
-            absl::StrCat("the model ", Quote(name),
-                         " is not here; this server has ", Quote(model_name));
-        error.param = "model";
-        error.code = "model_not_found";
-        return error;
-      }
+      if (auto error = CheckModel(reader, value, model_name)) return error;
     } else if (!ReadOption(key, value, reader, request, &base)) {
       ReadNeutral(key, value, reader);
     }
@@ -465,8 +319,8 @@ std::optional<ApiError> ParseCompletion(absl::string_view body,
   CheckMinTokens(min_tokens, base, reader);
   // An object has no order; the arithmetic needs one.
   absl::c_sort(base.options.sampling.logit_bias);
-  if (!request->stream && parsed->contains("stream_options") &&
-      !(*parsed)["stream_options"].is_null()) {
+  if (!request->stream && object.contains("stream_options") &&
+      !object["stream_options"].is_null()) {
     reader.Fail("stream_options", "is set, and stream is not true");
   } else if (prompt == nullptr) {
     reader.Fail("prompt", "is missing");
