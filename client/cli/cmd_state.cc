@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/output_file.h"
 #include "base/status_macros.h"
 #include "client/cli/cmd_generate.h"
 #include "client/cli/command.h"
@@ -283,6 +284,13 @@ struct Command {
 
 absl::Status Any(const StateFlags& /*flags*/) { return absl::OkStatus(); }
 
+absl::Status CanBeWritten(const StateFlags& flags) {
+  const std::string why = WhyNotWritable(flags.file);
+  if (why.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--output: cannot write ", flags.file, ": ", why));
+}
+
 absl::Status HasPrompt(const StateFlags& flags) {
   return MakeGenerateRequest(flags.generate).status();
 }
@@ -356,7 +364,8 @@ void RegisterState(CLI::App* app, int* exit_code) {
   command = Add(state, exit_code, "release", "Forget a state", Release);
   AddState(command);
 
-  command = Add(state, exit_code, "export", "Write a state to a file", Export);
+  command = Add(state, exit_code, "export", "Write a state to a file", Export,
+                CanBeWritten);
   AddState(command);
   command.app->add_option("--output", command.flags->file, "The file")
       ->required()
