@@ -20,7 +20,7 @@ const std::set<std::string>& FunctionWords() {
       "clip",      "compression", "conv",    "decay",      "expert",
       "experts",   "factor",      "gate",    "gating",     "kernel",
       "layernorm", "lora",        "moe",     "multiplier", "nope",
-      "norm",      "only",        "qk",      "qkv",        "quantization",
+      "norm",      "mlp",         "qk",      "qkv",        "quantization",
       "rank",      "residual",    "rope",    "rotary",     "router",
       "scale",     "scaling",     "sliding", "softcap",    "softcapping",
       "sparse",    "temperature", "v",       "window"};

@@ -93,6 +93,7 @@ TEST_F(HybridFamiliesTest, RefusesWhatChangesTheFunction) {
              {"num_experts", 0},
              {"mlp_only_layers", nlohmann::json::array()},
              {"router_aux_loss_coef", 0.001},
+             {"language_model_only", true},
              {"pretraining_tp", 1},
              {"transformers_version", "5.24.0"}}) {
       EXPECT_TRUE(ReadWithText(key, value).ok()) << ReadWithText(key, value);
