@@ -190,6 +190,9 @@ void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
            "Port of its own for /metrics, plaintext; 0 picks a free one, -1: "
            "on http-port")
       ->check(CLI::Range(-1, 65535));
+  Add(app, "metrics-alias", o.metrics_alias,
+      "none, or vllm: the metrics that vLLM has under its names, too")
+      ->check(CLI::IsMember({"none", "vllm"}));
   AddCount(app, "max-http-connections", o.max_http_connections, "1 to 1048576",
            "HTTP connections at a time; more are answered 503")
       ->check(CLI::Range(1, 1048576));

@@ -210,17 +210,20 @@ absl::Status Server::StartHttp() {
     return serving_;
   };
   const bool own_port = options_.metrics_port >= 0;
+  const bool vllm_names = options_.metrics_alias == "vllm";
   if (own_port) {
-    metrics_api_ = std::make_unique<HttpApi>(HttpApi::Options{
-        nullptr, ModelName(options_), metrics_.registry(), serving, &metrics_});
+    metrics_api_ = std::make_unique<HttpApi>(
+        HttpApi::Options{nullptr, ModelName(options_), metrics_.registry(),
+                         serving, &metrics_, vllm_names});
     RECURVE_ASSIGN_OR_RETURN(
         metrics_server_, StartHttpOn(options_.metrics_port, /*secure=*/false,
                                      metrics_api_.get()));
   }
   if (options_.http_port < 0) return absl::OkStatus();
-  http_api_ = std::make_unique<HttpApi>(HttpApi::Options{
-      &environment_, ModelName(options_),
-      own_port ? nullptr : metrics_.registry(), serving, &metrics_});
+  http_api_ = std::make_unique<HttpApi>(
+      HttpApi::Options{&environment_, ModelName(options_),
+                       own_port ? nullptr : metrics_.registry(), serving,
+                       &metrics_, vllm_names});
   RECURVE_ASSIGN_OR_RETURN(
       http_server_,
       StartHttpOn(options_.http_port, /*secure=*/true, http_api_.get()));

@@ -40,6 +40,8 @@ struct ServerOptions {
   // free one, -1: none.
   int http_port = 9090;
   int metrics_port = -1;  // plaintext; 0: any free one, -1: on http_port
+  // Whose names metrics have in addition to ours: none or vllm.
+  std::string metrics_alias = "none";
   int64_t max_http_connections = 4096;
   // The HttpServerOptions of the same names.
   std::chrono::milliseconds http_idle_timeout{620'000};

@@ -19,6 +19,7 @@
 #include "server/openai/completion_call.h"
 #include "server/openai/openai.h"
 #include "server/openai/tokenize_call.h"
+#include "server/telemetry/metric_aliases.h"
 #include "server/telemetry/metrics.h"
 #include "server/telemetry/process_metrics.h"
 
@@ -222,6 +223,7 @@ HttpResponse HttpApi::Get(const std::string& path) const {
     for (prometheus::MetricFamily& family : CollectProcessMetrics()) {
       families.push_back(std::move(family));
     }
+    if (options_.vllm_names) AddVllmNames(options_.model_name, &families);
     response.body = prometheus::TextSerializer().Serialize(families);
     return response;
   }

@@ -28,6 +28,7 @@ class HttpApi : public HttpHandler {
     std::shared_ptr<prometheus::Collectable> metrics;
     std::function<bool()> serving;  // status of /health
     Metrics* counters = nullptr;    // counts answers; outlives this
+    bool vllm_names = false;        // AddVllmNames
   };
   explicit HttpApi(Options options);
 

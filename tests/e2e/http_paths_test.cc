@@ -75,5 +75,51 @@ TEST(HttpPathsTest, PathsMethodsAndTypes) {
       6));
 }
 
+// The line of a metric; empty if there is none.
+std::string LineOf(const std::string& metrics, const std::string& begin) {
+  const size_t at = metrics.find("\n" + begin);
+  if (at == std::string::npos) return "";
+  return metrics.substr(at + 1, metrics.find('\n', at + 1) - at - 1);
+}
+
+TEST(HttpPathsTest, MetricsHaveVllmsNamesIfAskedFor) {
+  for (const bool own_port : {false, true}) {
+    ServerOptions options = DemoOptions();
+    options.metrics_alias = "vllm";
+    if (own_port) options.metrics_port = 0;
+    TestServer server(options);
+    ASSERT_EQ(Complete(server, {{"prompt", "abc"}, {"max_tokens", 5}}).status,
+              200);
+    const int port =
+        own_port ? server.server().metrics_port() : server.server().http_port();
+    const std::string metrics =
+        Fetch(port, HttpRequestText("GET", "/metrics")).body;
+    const std::string model = "{model_name=\"demo\"} ";
+    for (const auto& [name, value] :
+         {std::pair("num_requests_running", "0"),
+          std::pair("num_requests_waiting", "0"),
+          std::pair("kv_cache_usage_perc", "0"),
+          std::pair("gpu_cache_usage_perc", "0"),
+          std::pair("generation_tokens_total", "5"),
+          std::pair("prompt_tokens_total", "4"),
+          std::pair("prefix_cache_queries_total", "4"),
+          std::pair("gpu_prefix_cache_hits_total", "0"),
+          std::pair("time_to_first_token_seconds_count", "1"),
+          std::pair("inter_token_latency_seconds_count", "4")}) {
+      const std::string begin = "vllm:" + std::string(name) + model;
+      EXPECT_EQ(LineOf(metrics, begin), begin + value);
+    }
+    EXPECT_THAT(LineOf(metrics, "vllm:cache_config_info"),
+                HasSubstr("block_size=\"64\""));
+    EXPECT_THAT(metrics, HasSubstr("\n# TYPE vllm:num_requests_running gauge"));
+    EXPECT_THAT(metrics, HasSubstr("\nrecurve_num_requests_running 0"));
+  }
+  TestServer server;
+  EXPECT_THAT(
+      Fetch(server.server().http_port(), HttpRequestText("GET", "/metrics"))
+          .body,
+      testing::Not(HasSubstr("vllm:")));
+}
+
 }  // namespace
 }  // namespace recurve
