@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from graph_timing import as_graph, median_us
+
 try:
     import flashinfer
 except ImportError:
@@ -20,28 +22,6 @@ PROMPTS = (2048, 8192, 32768)
 
 def random(*shape):
     return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
-
-
-def graph_us(work, repeats, flush):
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            work()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    times = []
-    for _ in range(repeats):
-        flush.sum()  # reads: no writes are left to do
-        start = torch.cuda.Event(enable_timing=True)
-        stop = torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        stop.record()
-        stop.synchronize()
-        times.append(start.elapsed_time(stop) * 1000)
-    return sorted(times)[len(times) // 2]
 
 
 def cudnn(q, k, v, causal):
@@ -73,8 +53,8 @@ def flashinfer_decode(rows, tokens, tensor_cores):
 
 def report(name, make, repeats, flush):
     try:
-        print(f"{name:44} {graph_us(make(), repeats, flush):10.1f} us",
-              flush=True)
+        us = median_us(as_graph(make()), repeats, flush)
+        print(f"{name:44} {us:10.1f} us", flush=True)
     except Exception as error:  # pylint: disable=broad-except
         print(f"{name:44} {type(error).__name__}: {error}"[:200], flush=True)
     torch.cuda.empty_cache()

@@ -16,6 +16,8 @@ import time
 import torch
 from triton.runtime import autotuner
 
+from graph_timing import as_graph, median_us
+
 KEY_HEADS, VALUE_HEADS, DIM = 16, 32, 128
 STEPS = (1, 8, 32, 128, 256)
 PROMPTS = ((1, 2048), (1, 8192), (1, 32768), (8, 1024))
@@ -33,35 +35,6 @@ def take_share(worker, workers):
         original(self, fn, arg_names, configs, *args, **kwargs)
 
     autotuner.Autotuner.__init__ = init
-
-
-def median_us(work, repeats, flush):
-    for _ in range(3):
-        work()
-    torch.cuda.synchronize()
-    times = []
-    for _ in range(repeats):
-        flush.sum()  # reads: no writes are left to do
-        start = torch.cuda.Event(enable_timing=True)
-        stop = torch.cuda.Event(enable_timing=True)
-        start.record()
-        work()
-        stop.record()
-        stop.synchronize()
-        times.append(start.elapsed_time(stop) * 1000)
-    return sorted(times)[len(times) // 2]
-
-
-def as_graph(work):
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            work()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    return graph.replay
 
 
 def inputs(batch, length):

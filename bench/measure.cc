@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <numeric>
+#include <utility>
 
 #include "base/status_macros.h"
 #include "engine/cuda/cuda_memory.h"

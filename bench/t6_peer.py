@@ -19,6 +19,8 @@ import types
 import torch
 import torch.nn.functional as F
 
+from graph_timing import as_graph, event_ms, median
+
 
 def load(path):
     """The authors' module. Without `transformers` installed, its two base classes
@@ -116,24 +118,8 @@ def measure(module, args, batch, context):
         tokens.copy_(logits[:, -1].argmax(-1, keepdim=True))
 
     with torch.inference_mode():
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                step()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            step()
-        times = []
-        for _ in range(args.repeats):
-            begin = torch.cuda.Event(enable_timing=True)
-            end = torch.cuda.Event(enable_timing=True)
-            begin.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times.append(begin.elapsed_time(end))
-    return sorted(times)[len(times) // 2]
+        replay = as_graph(step)
+        return median([event_ms(replay) for _ in range(args.repeats)])
 
 
 def main():

@@ -14,6 +14,8 @@ import argparse
 import torch
 import transformers
 
+from graph_timing import as_graph, event_ms, median
+
 # Tokens that the cache has room for beyond the context: the steps between two
 # resets of its length.
 ROOM = 16
@@ -38,26 +40,12 @@ def median_ms(model, batch: int, context: int) -> float:
         ids.copy_(logits.argmax(-1))
 
     set_length(cache, context)
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
+    replay = as_graph(step)
     times = []
     for _ in range(4):
         set_length(cache, context)
-        for _ in range(ROOM):
-            start = torch.cuda.Event(enable_timing=True)
-            stop = torch.cuda.Event(enable_timing=True)
-            start.record()
-            graph.replay()
-            stop.record()
-            stop.synchronize()
-            times.append(start.elapsed_time(stop))
-    return sorted(times)[len(times) // 2]
+        times += [event_ms(replay) for _ in range(ROOM)]
+    return median(times)
 
 
 def main() -> None:

@@ -189,17 +189,20 @@ absl::StatusOr<RopeKeys> ReadRopeKeys(const JsonObject& config,
   }
   objects.push_back(config);
   for (const JsonObject& from : objects) {
-    RECURVE_ASSIGN_OR_RETURN(
-        const double theta,
-        from.DoubleOr("rope_theta", read.theta.value_or(0), 1, 1e15));
-    if (!read.theta && !read.off) {
+    // Also what does not hold must be valid.
+    const bool found = read.theta || read.off;
+    if (from.Has("rope_theta")) {
+      RECURVE_ASSIGN_OR_RETURN(const double theta,
+                               from.Double("rope_theta", 1, 1e15));
+      if (!found) read.theta = theta;
+    } else if (!found) {
       read.off = from.IsNull("rope_theta");
-      if (from.Has("rope_theta")) read.theta = theta;
     }
-    RECURVE_ASSIGN_OR_RETURN(
-        const double part,
-        from.DoubleOr("partial_rotary_factor", read.part.value_or(0), 0, 1));
-    if (!read.part && from.Has("partial_rotary_factor")) read.part = part;
+    if (from.Has("partial_rotary_factor")) {
+      RECURVE_ASSIGN_OR_RETURN(const double part,
+                               from.Double("partial_rotary_factor", 0, 1));
+      if (!read.part) read.part = part;
+    }
   }
   for (const char* key : {"rope_theta", "partial_rotary_factor"}) {
     if (objects.size() == 3 && !objects[0].SameAs(objects[1], key)) {
@@ -218,6 +221,14 @@ absl::StatusOr<double> RequireTheta(const JsonObject& config,
   return config.Invalid("rope_theta",
                         "is missing; expected a number from 1 to 1e15, in "
                         "rope_parameters or next to it");
+}
+
+absl::Status RequireWholeRotation(const JsonObject& config,
+                                  const RopeKeys& keys) {
+  if (keys.part.value_or(1) == 1) return absl::OkStatus();
+  return config.Invalid(
+      "partial_rotary_factor",
+      absl::StrCat("is ", *keys.part, "; expected 1 or no such key"));
 }
 
 Rotation RotateFirst(int64_t head_dim, int64_t rotary, double base) {

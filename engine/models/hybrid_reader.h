@@ -64,9 +64,11 @@ struct RopeKeys {
 // than `types`, objects with other keys, and objects that disagree.
 absl::StatusOr<RopeKeys> ReadRopeKeys(const JsonObject& config,
                                       const std::vector<std::string>& types);
-// For families that cannot do without.
+// For families that cannot do without a theta, or that rotate whole heads.
 absl::StatusOr<double> RequireTheta(const JsonObject& config,
                                     const RopeKeys& keys);
+absl::Status RequireWholeRotation(const JsonObject& config,
+                                  const RopeKeys& keys);
 
 // Rotation of the first `rotary` of a head's features, i with i + rotary/2,
 // by angles as the library computes them. Here i and i + D/2 form a pair:

@@ -123,11 +123,7 @@ absl::StatusOr<Config> ReadConfig(const JsonObject& json,
   RECURVE_ASSIGN_OR_RETURN(const RopeKeys rope,
                            ReadRopeKeys(json, {"default"}));
   RECURVE_ASSIGN_OR_RETURN(config.theta, RequireTheta(json, rope));
-  if (rope.part.value_or(1) != 1) {
-    return json.Invalid(
-        "partial_rotary_factor",
-        absl::StrCat("is ", *rope.part, "; expected 1 or no such key"));
-  }
+  RECURVE_RETURN_IF_ERROR(RequireWholeRotation(json, rope));
   RECURVE_ASSIGN_OR_RETURN(config.full,
                            ReadMixers(json, config.common.num_layers));
   RECURVE_ASSIGN_OR_RETURN(config.embedding,

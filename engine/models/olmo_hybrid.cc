@@ -68,11 +68,7 @@ absl::StatusOr<PositionConfig> ReadPosition(const JsonObject& config,
                                             int64_t head_dim) {
   RECURVE_ASSIGN_OR_RETURN(const RopeKeys rope,
                            ReadRopeKeys(config, {"default"}));
-  if (rope.part.value_or(1) != 1) {
-    return config.Invalid(
-        "partial_rotary_factor",
-        absl::StrCat("is ", *rope.part, "; expected 1 or no such key"));
-  }
+  RECURVE_RETURN_IF_ERROR(RequireWholeRotation(config, rope));
   if (rope.off) return PositionConfig();
   return RotateFirst(head_dim, head_dim, rope.theta.value_or(kDefaultTheta))
       .position;

@@ -301,7 +301,7 @@ absl::StatusOr<StateInfo> StateStore::Pin(uint32_t flow, absl::string_view key,
   return InfoOf(*entry);
 }
 
-void StateStore::Unpin(uint32_t flow, const StateInfo& before) {
+void StateStore::UndoPin(uint32_t flow, const StateInfo& before) {
   MutexLock lock(&mu_);
   const auto found = entries_.find(before.id);
   if (found == entries_.end()) return;

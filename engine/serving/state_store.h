@@ -116,9 +116,9 @@ class StateStore {
                                 const StateOptions& options);
   // The state is on disk, or no longer. No effect if it is gone.
   void SetStored(absl::string_view id, bool stored);
-  // Gives the state the name, the time to live and the pin of `before`, if it
-  // is still there and the name is free: what a Pin changed.
-  void Unpin(uint32_t flow, const StateInfo& before);
+  // Takes back what a Pin changed of the state that was as `before`, if it is
+  // still there; its name only if that is free.
+  void UndoPin(uint32_t flow, const StateInfo& before);
   // Whether there is a state of any owner with this id that is pinned.
   bool IsPinned(absl::string_view id) const;
   // Returns what it was.

@@ -102,7 +102,7 @@ nlohmann::json ChoiceJson(const ChoicePiece& piece,
                           const Tokenizer* tokenizer, TextOffsets* offsets);
 
 // A token as text: "token_id:65" without a text of its own, or if `tokenizer`
-// is null; "bytes:\\xe2" if it is not of whole characters.
+// is null; "bytes:\xe2" if it is not of whole characters.
 std::string TokenText(int32_t id, const Tokenizer* tokenizer);
 
 nlohmann::json UsageJson(int64_t prompt_tokens, int64_t completion_tokens,

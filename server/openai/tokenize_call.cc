@@ -25,17 +25,17 @@ void TokenizeCall::Begin(const HttpRequest& request) {
   reply_->Listen(self());
   SetParts(1);
   if (auto error = Read(request)) return Refuse(*std::move(error));
-  if (back_) return Finish(Detokenize());
-  const auto bytes = static_cast<int64_t>(prompt_.size());
-  if (bytes <= EncodeThreads::kShortBytes) return Finish(Tokenize());
-  // A text waiting to be encoded counts as open.
+  const auto bytes = static_cast<int64_t>(
+      back_ ? tokens_.size() * sizeof(tokens_[0]) : prompt_.size());
+  if (bytes <= EncodeThreads::kShortBytes) return Finish(Convert());
+  // What waits for its turn counts as open.
   if (absl::Status status = OpenStreams(); !status.ok()) {
     return Refuse(ErrorOf(status));
   }
   Encode(bytes, [this](const absl::Status& status) {
     reply_->Continue(
         [self = self(), answer = status.ok()
-                                     ? Tokenize()
+                                     ? Convert()
                                      : absl::StatusOr<std::string>(status)] {
           self->Finish(answer);
         });
@@ -99,6 +99,10 @@ std::optional<ApiError> TokenizeCall::ReadBody(const std::string& body) {
   return reader.TakeError();
 }
 
+absl::StatusOr<std::string> TokenizeCall::Convert() const {
+  return back_ ? Detokenize() : Tokenize();
+}
+
 absl::StatusOr<std::string> TokenizeCall::Tokenize() const {
   const Tokenizer& tokenizer = *environment_.context.tokenizer;
   const bool add_bos = add_special_tokens_ && tokenizer.bos_id().has_value();
@@ -119,7 +123,7 @@ absl::StatusOr<std::string> TokenizeCall::Tokenize() const {
                  {"token_strs", std::move(strings)}});
 }
 
-absl::StatusOr<std::string> TokenizeCall::Detokenize() const {
+std::string TokenizeCall::Detokenize() const {
   StreamDecoder decoder(environment_.context.tokenizer, {});
   std::string text;
   for (const int32_t id : tokens_) text += decoder.Append(id);

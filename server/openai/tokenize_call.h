@@ -19,8 +19,8 @@ namespace recurve {
 inline constexpr int64_t kMaxTokenized = int64_t{1} << 20;
 
 // One request of POST /tokenize, text to token ids as for a prompt, or of POST
-// /detokenize, ids to text. The forms are vLLM's. A long text is encoded in its
-// turn, as those of prompts are.
+// /detokenize, ids to text. The forms are vLLM's. Long ones are converted in
+// their turn, as long prompts are encoded.
 //
 // Lifetime and thread safety: RequestCall; it has one part, and never a
 // sequence.
@@ -41,8 +41,10 @@ class TokenizeCall : public RequestCall, public HttpListener {
  private:
   std::optional<ApiError> Read(const HttpRequest& request);
   std::optional<ApiError> ReadBody(const std::string& body);
+  // The body of the answer.
+  absl::StatusOr<std::string> Convert() const;
   absl::StatusOr<std::string> Tokenize() const;
-  absl::StatusOr<std::string> Detokenize() const;
+  std::string Detokenize() const;
   // Sends what `answer` holds.
   void Finish(absl::StatusOr<std::string> answer);
   void Refuse(ApiError error);

@@ -71,11 +71,8 @@ void StateService::Snapshot(const Caller& caller,
   if (!options.ok()) return done(options.status());
   std::optional<int64_t> at;
   if (request.has_at()) {
-    if (request.at() > std::numeric_limits<int64_t>::max()) {
-      return done(absl::OutOfRangeError(
-          absl::StrCat("at is ", request.at(), "; expected at most 2^63 - 1")));
-    }
-    at = static_cast<int64_t>(request.at());
+    constexpr uint64_t kMax = std::numeric_limits<int64_t>::max();
+    at = static_cast<int64_t>(std::min<uint64_t>(request.at(), kMax));
   }
   const StateOwner owner = OwnerOf(caller);
   Engine* const engine = options_.engine;
@@ -141,7 +138,7 @@ void StateService::Answer(const Caller& caller,
         // Else each further try would leave one more that nothing releases.
         StateStore& states = options_.engine->states();
         if (before) {
-          states.Unpin(flow, *before);
+          states.UndoPin(flow, *before);
         } else {
           (void)states.Release(flow, info.id);  // or it is released already
         }

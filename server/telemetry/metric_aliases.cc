@@ -1,6 +1,8 @@
 #include "server/telemetry/metric_aliases.h"
 
+#include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -63,11 +65,10 @@ MetricFamily CacheConfig(const std::string& model_name,
 
 void AddVllmNames(const std::string& model_name,
                   std::vector<MetricFamily>* families) {
-  const size_t count = families->size();
-  for (size_t i = 0; i < count; ++i) {
-    const MetricFamily ours = (*families)[i];
+  std::vector<MetricFamily> added;
+  for (const MetricFamily& ours : *families) {
     if (ours.name == "recurve_tpa_pages") {
-      families->push_back(CacheConfig(model_name, ours));
+      added.push_back(CacheConfig(model_name, ours));
     }
     for (const Alias& alias : kAliases) {
       if (ours.name != absl::StrCat("recurve_", alias.ours)) continue;
@@ -77,9 +78,10 @@ void AddVllmNames(const std::string& model_name,
       for (ClientMetric& metric : copy.metric) {
         metric.label.push_back({"model_name", model_name});
       }
-      families->push_back(std::move(copy));
+      added.push_back(std::move(copy));
     }
   }
+  std::move(added.begin(), added.end(), std::back_inserter(*families));
 }
 
 }  // namespace recurve

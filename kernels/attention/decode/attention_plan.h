@@ -181,7 +181,7 @@ RECURVE_HOST_DEVICE constexpr bool AttentionCountsAside(int width, int octets) {
 // where there are few, their products and the end, of which some steps wait for
 // memory. (Fitted to times on an H200, 4 µs for the end. Where it is counted
 // aside, the next item cannot be before: 32 rows of mixed lengths are slower by
-// 8% without the products' part, and by 45% by pages alone.)
+// 9% without the products' part, and by 47% by pages alone.)
 int64_t AttentionItemCost(const AttentionPlan& plan, int pages);
 
 // Shares out the work of a decode step. `schedule` is host memory of
