@@ -6,6 +6,7 @@
 #include <cctype>
 #include <cstdlib>
 #include <iostream>
+#include <limits>
 #include <map>
 #include <optional>
 #include <utility>
@@ -193,6 +194,17 @@ void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
   Add(app, "metrics-alias", o.metrics_alias,
       "none, or vllm: the metrics that vLLM has under its names, too")
       ->check(CLI::IsMember({"none", "vllm"}));
+  Add(app, "chat-template", o.chat_template,
+      "File with the chat template (Jinja), in place of the checkpoint's");
+  Add(app, "chat-python", o.chat_python,
+      "Python that can import jinja2, which renders chat templates; none: no "
+      "chat")
+      ->check(NotEmpty("a program, or none"));
+  AddCount(app, "default-max-chat-tokens", o.default_max_chat_tokens,
+           "0 to 2147483647",
+           "Tokens of a chat completion that sets no max_tokens; 0: as many as "
+           "the model has room for")
+      ->check(CLI::Range(0, std::numeric_limits<int32_t>::max()));
   AddCount(app, "max-http-connections", o.max_http_connections, "1 to 1048576",
            "HTTP connections at a time; more are answered 503")
       ->check(CLI::Range(1, 1048576));

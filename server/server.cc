@@ -17,6 +17,7 @@
 #include "engine/loading/host_memory.h"
 #include "engine/tokenizer/utf8.h"
 #include "prometheus/registry.h"
+#include "server/chat/chat_template.h"
 #include "server/grpc/grpc_server.h"
 #include "server/grpc/health_service.h"
 #include "server/grpc/reflection_service.h"
@@ -204,6 +205,44 @@ absl::Status Server::StartEngine(std::unique_ptr<ModelRunner> runner) {
   return absl::OkStatus();
 }
 
+absl::Status Server::StartChat() {
+  chat_.default_max_tokens = options_.default_max_chat_tokens;
+  const bool asked = !options_.chat_template.empty();
+  const auto read =
+      ReadChatTemplate(options_.model.path, options_.chat_template);
+  if (asked) RECURVE_RETURN_IF_ERROR(read.status());
+  if (!read.ok()) {
+    chat_.problem = std::string(read.status().message());
+  } else if (!read->has_value()) {
+    return absl::OkStatus();  // no chat model
+  } else if (tokenizer_ == nullptr) {
+    chat_.problem = "the model has no tokenizer";
+  } else if (options_.chat_python == "none") {
+    chat_.problem = "the server runs with --chat-python none";
+  } else {
+    TemplateRenderer::Options renderer;
+    renderer.python = options_.chat_python;
+    auto started = TemplateRenderer::Start(**read, renderer);
+    if (started.ok()) {
+      chat_renderer_ = *std::move(started);
+      chat_.renderer = chat_renderer_.get();
+      spdlog::info("chat: the template is {}", (*read)->file);
+      return absl::OkStatus();
+    }
+    chat_.problem = std::string(started.status().message());
+    if (asked && absl::IsInvalidArgument(started.status())) {
+      return started.status();
+    }
+    if (absl::IsUnavailable(started.status())) {
+      chat_.problem +=
+          " (chat templates need Python with jinja2: see "
+          "--chat-python)";
+    }
+  }
+  spdlog::warn("no chat: {}", chat_.problem);
+  return absl::OkStatus();
+}
+
 absl::Status Server::StartHttp() {
   const auto serving = [this] {
     MutexLock lock(&mu_);
@@ -220,10 +259,11 @@ absl::Status Server::StartHttp() {
                                      metrics_api_.get()));
   }
   if (options_.http_port < 0) return absl::OkStatus();
+  RECURVE_RETURN_IF_ERROR(StartChat());
   http_api_ = std::make_unique<HttpApi>(
       HttpApi::Options{&environment_, ModelName(options_),
                        own_port ? nullptr : metrics_.registry(), serving,
-                       &metrics_, vllm_names});
+                       &metrics_, vllm_names, chat_});
   RECURVE_ASSIGN_OR_RETURN(
       http_server_,
       StartHttpOn(options_.http_port, /*secure=*/true, http_api_.get()));

@@ -12,6 +12,8 @@
 #include "engine/loading/model_loader.h"
 #include "engine/serving/engine.h"
 #include "engine/serving/options.h"
+#include "server/chat/template_renderer.h"
+#include "server/openai/chat_format.h"
 #include "server/requests/encode_threads.h"
 #include "server/requests/request_call.h"
 #include "server/telemetry/metrics.h"
@@ -42,6 +44,11 @@ struct ServerOptions {
   int metrics_port = -1;  // plaintext; 0: any free one, -1: on http_port
   // Whose names metrics have in addition to ours: none or vllm.
   std::string metrics_alias = "none";
+  // A file in place of the checkpoint's chat template; empty: that.
+  std::string chat_template;
+  std::string chat_python = "python3";  // renders it; none: no chat
+  // Of a chat completion that names no number; 0: what the model has room for.
+  int64_t default_max_chat_tokens = 0;
   int64_t max_http_connections = 4096;
   // The HttpServerOptions of the same names.
   std::chrono::milliseconds http_idle_timeout{620'000};
@@ -112,6 +119,8 @@ class Server {
   absl::Status CheckPorts() const;
   absl::Status StartEngine(std::unique_ptr<ModelRunner> runner);
   absl::Status StartGrpc();
+  // Not OK: a template that was asked for cannot be served.
+  absl::Status StartChat();
   absl::Status StartHttp();
   absl::StatusOr<std::unique_ptr<HttpServer>> StartHttpOn(int port, bool secure,
                                                           HttpApi* api);
@@ -143,6 +152,8 @@ class Server {
   std::unique_ptr<StateService> state_service_;
   std::unique_ptr<HealthService> health_;
   std::unique_ptr<GrpcServer> grpc_server_;
+  std::unique_ptr<TemplateRenderer> chat_renderer_;
+  ChatOptions chat_;
   std::unique_ptr<HttpApi> http_api_;
   std::unique_ptr<HttpApi> metrics_api_;
   std::unique_ptr<HttpServer> http_server_;

@@ -12,11 +12,6 @@
 namespace recurve {
 namespace {
 
-// Limit on an unstreamed answer, in tokens. Until it is sent, each logprob of a
-// token takes some 200 bytes, a token itself far less.
-constexpr int64_t kMaxWholeTokens = int64_t{2} << 20;
-constexpr int64_t kLogprobTokens = 8;
-
 // A comment in server-sent events, which readers ignore.
 constexpr char kPing[] = ": waiting\n\n";
 
@@ -92,7 +87,7 @@ class CompletionCall::Choice : public EventSink {
 
   ChoicePiece piece_;        // output not sent yet
   int64_t piece_bytes_ = 0;  // size of its tokens
-  TextOffsets text_offsets_;
+  std::unique_ptr<ChoiceWriter> writer_;
   int64_t completion_tokens_ = 0;
   int64_t cached_tokens_ = 0;  // known when it is done
   bool approximate_ = false;   // CacheUse::approximate, likewise
@@ -100,9 +95,11 @@ class CompletionCall::Choice : public EventSink {
 
 CompletionCall::CompletionCall(const CallEnvironment& environment,
                                const std::string& model_name,
+                               std::unique_ptr<ApiFormat> format,
                                std::shared_ptr<HttpReply> reply)
     : RequestCall(environment),
       model_name_(model_name),
+      format_(std::move(format)),
       reply_(std::move(reply)),
       created_(std::chrono::duration_cast<std::chrono::seconds>(
                    std::chrono::system_clock::now().time_since_epoch())
@@ -120,10 +117,7 @@ void CompletionCall::Begin(const HttpRequest& request) {
   if (std::optional<ApiError> error = Read(request)) {
     return Refuse(*std::move(error));
   }
-  int64_t bytes = 0;
-  for (const RequestInput& prompt : request_.prompts) {
-    bytes += prompt.text_bytes();
-  }
+  const int64_t bytes = format_->PrepareBytes(request_);
   if (bytes <= EncodeThreads::kShortBytes) return Go(PrepareAll());
   // A text waiting to be encoded counts as open, as over gRPC.
   if (absl::Status status = OpenStreams(); !status.ok()) {
@@ -187,8 +181,8 @@ std::optional<ApiError> CompletionCall::Read(const HttpRequest& request) {
   absl::Status status = Authenticate(request.authorization, "header");
   if (status.ok()) status = CheckAccepts();
   if (!status.ok()) return ErrorOf(status);
-  if (auto error = ParseCompletion(request.body, model_name_,
-                                   environment_.engine->limits(), &request_)) {
+  if (auto error = format_->Parse(request.body, model_name_,
+                                  environment_.engine->limits(), &request_)) {
     return error;
   }
   const size_t count = request_.prompts.size() * request_.samples;
@@ -207,22 +201,24 @@ std::optional<ApiError> CompletionCall::Read(const HttpRequest& request) {
   SetParts(count);
   for (size_t i = 0; i < count; ++i) {
     choices_.push_back(std::make_unique<Choice>(this, static_cast<int>(i)));
+    choices_.back()->writer_ = format_->NewWriter(
+        request_, environment_.context.tokenizer, static_cast<int>(i));
   }
   return std::nullopt;
 }
 
 std::optional<ApiError> CompletionCall::PrepareAll() {
   RequestContext context = environment_.context;
-  context.default_max_new_tokens = kCompletionMaxTokens;
+  if (auto error = format_->Prepare(context, &request_)) return error;
+  context.default_max_new_tokens = format_->DefaultMaxTokens(context, request_);
   const int samples = request_.samples;
   for (size_t i = 0; i < request_.prompts.size(); ++i) {
     RequestInput& prompt = request_.prompts[i];
     auto text = std::exchange(prompt.prompt, {});  // no longer needed then
     RequestInput taken = prompt;
     taken.prompt = std::move(text);
-    absl::StatusOr<GenerateInput> input =
-        Complete(std::move(taken), context,
-                 CompletionFieldNames(i, request_.prompts.size()));
+    absl::StatusOr<GenerateInput> input = Complete(
+        std::move(taken), context, format_->Names(i, request_.prompts.size()));
     if (!input.ok()) return ErrorOf(input.status());
     for (int sample = 0; sample < samples; ++sample) {
       Choice& choice = *choices_[i * samples + sample];
@@ -249,7 +245,7 @@ std::optional<ApiError> CompletionCall::SubmitInputs() {
   for (size_t i = 0; i < count; ++i) {
     submissions.push_back(MakeSubmission(
         std::move(inputs[i]),
-        CompletionFieldNames(i / request_.samples, request_.prompts.size()),
+        format_->Names(i / request_.samples, request_.prompts.size()),
         std::shared_ptr<EventSink>(shared_from_this(), choices_[i].get()),
         deadline_));
   }
@@ -257,10 +253,7 @@ std::optional<ApiError> CompletionCall::SubmitInputs() {
       std::move(submissions), [this](absl::Span<const Engine::Submission> all) {
         RECURVE_RETURN_IF_ERROR(CheckWholeSize(all));
         for (size_t i = 0; i < all.size(); ++i) {
-          Choice& choice = *choices_[i];
-          if (!choice.with_logprobs_) continue;
-          choice.text_offsets_ = TextOffsets(environment_.context.tokenizer,
-                                             all[i].command.append);
+          choices_[i]->writer_->SetPrompt(all[i].command.append);
         }
         return absl::OkStatus();
       });
@@ -269,10 +262,10 @@ std::optional<ApiError> CompletionCall::SubmitInputs() {
   ids.reserve(count);
   for (const uint64_t id : *accepted) ids.push_back(FormatRequestId(id));
   if (request_id_.empty()) {
-    id_ = "cmpl-" + ids[0];
+    id_ = absl::StrCat(format_->id_prefix(), ids[0]);
     headers_.emplace_back(kRequestIdHeader, id_);
   } else {
-    id_ = "cmpl-" + request_id_[0];
+    id_ = absl::StrCat(format_->id_prefix(), request_id_[0]);
   }
   headers_.emplace_back("recurve-request-id", absl::StrJoin(ids, ","));
   return std::nullopt;
@@ -320,37 +313,26 @@ nlohmann::json CompletionCall::TotalUsage() const {
                    approximate);
 }
 
-bool CompletionCall::HasContent(Choice& choice) {
-  ChoicePiece& piece = choice.piece_;
-  if (!piece.tokens.text().empty() || piece.finished) return true;
-  if (piece.tokens.ids_size() == 0) return false;
-  if (choice.with_logprobs_ || request_.continuous_usage ||
-      request_.ShowsTokenIds(environment_.context.tokenizer)) {
-    return true;
-  }
-  // Its text is held back, because it may begin a stop string, or there is
-  // none. Keeping ids would eventually pause the sequence.
-  piece.tokens.clear_ids();
-  return false;
+nlohmann::json CompletionCall::AnswerJson(bool event) const {
+  return {{"id", id_},
+          {"object", std::string(format_->object(event))},
+          {"created", created_},
+          {"model", model_name_}};
 }
 
 std::string CompletionCall::EventsOfAll() {
   std::string events;
   for (const auto& choice : choices_) {
-    ChoicePiece& piece = choice->piece_;
-    if (!HasContent(*choice)) continue;
-    nlohmann::json json = CompletionJson(id_, created_, model_name_);
-    json["choices"] = nlohmann::json::array(
-        {ChoiceJson(piece, request_, environment_.context.tokenizer,
-                    &choice->text_offsets_)});
-    if (request_.continuous_usage) {
-      json["usage"] = TotalUsage();
-    } else if (request_.include_usage) {
-      json["usage"] = nullptr;
+    for (nlohmann::json& part : choice->writer_->TakeEvents(&choice->piece_)) {
+      nlohmann::json json = AnswerJson(/*event=*/true);
+      json["choices"] = nlohmann::json::array({std::move(part)});
+      if (request_.continuous_usage) {
+        json["usage"] = TotalUsage();
+      } else if (request_.include_usage) {
+        json["usage"] = nullptr;
+      }
+      events += Event(json);
     }
-    events += Event(json);
-    piece.tokens.Clear();
-    piece.finished.reset();
   }
   return events;
 }
@@ -358,7 +340,7 @@ std::string CompletionCall::EventsOfAll() {
 std::string CompletionCall::LastEvents() {
   std::string events;
   if (request_.include_usage) {
-    nlohmann::json json = CompletionJson(id_, created_, model_name_);
+    nlohmann::json json = AnswerJson(/*event=*/true);
     json["choices"] = nlohmann::json::array();
     json["usage"] = TotalUsage();
     events += Event(json);
@@ -368,12 +350,10 @@ std::string CompletionCall::LastEvents() {
 
 HttpResponse CompletionCall::WholeAnswer() {
   MutexLock lock(&mu_);
-  nlohmann::json json = CompletionJson(id_, created_, model_name_);
+  nlohmann::json json = AnswerJson(/*event=*/false);
   json["choices"] = nlohmann::json::array();
   for (const auto& choice : choices_) {
-    json["choices"].push_back(ChoiceJson(choice->piece_, request_,
-                                         environment_.context.tokenizer,
-                                         &choice->text_offsets_));
+    json["choices"].push_back(choice->writer_->Whole(choice->piece_));
   }
   json["usage"] = TotalUsage();
   HttpResponse response;

@@ -8,14 +8,15 @@
 
 #include "base/mutex.h"
 #include "server/http/http_reply.h"
+#include "server/openai/api_format.h"
 #include "server/openai/openai.h"
 #include "server/requests/request_call.h"
 
 namespace recurve {
 
-// One request of POST /v1/completions: the counterpart of GenerateCall, for one
-// or more prompts at a time, each a separate sequence. The answer is JSON, or
-// server-sent events.
+// One request of a path that generates, whose ApiFormat it has: the counterpart
+// of GenerateCall, for one or more prompts at a time, each a separate sequence.
+// The answer is JSON, or server-sent events.
 //
 // A streamed answer begins when the engine has accepted the request, and is
 // pinged while there is no output, so that no proxy times out while the request
@@ -28,6 +29,7 @@ class CompletionCall : public RequestCall, public HttpListener {
  public:
   CompletionCall(const CallEnvironment& environment,
                  const std::string& model_name,
+                 std::unique_ptr<ApiFormat> format,
                  std::shared_ptr<HttpReply> reply);
   ~CompletionCall() override;
 
@@ -44,8 +46,8 @@ class CompletionCall : public RequestCall, public HttpListener {
 
   // Parses the body into request_ and choices_.
   std::optional<ApiError> Read(const HttpRequest& request);
-  // Encodes the prompts, which makes inputs_. The error is that of the first
-  // that cannot be encoded; ranges are checked later, those of all together.
+  // Makes and encodes the prompts, which makes inputs_. The error is that of
+  // the first that cannot be; ranges are checked later, those of all together.
   std::optional<ApiError> PrepareAll();
   // Has the engine check inputs_, and submits them, unless there is an error
   // already. Refuses the request on an error.
@@ -64,16 +66,16 @@ class CompletionCall : public RequestCall, public HttpListener {
   std::string LastEvents() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The unstreamed answer, once all choices have ended.
   HttpResponse WholeAnswer();
+  // {"id", "object", "created", "model"}; the rest is added later.
+  nlohmann::json AnswerJson(bool event) const;
   nlohmann::json TotalUsage() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Whether the choice's remaining output has anything to send. Drops output
-  // that never will be sent.
-  bool HasContent(Choice& choice) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Ids to be resumed after their output was taken.
   std::vector<uint64_t> TakeStalled() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Includes headers_.
   HttpResponse ErrorAnswer(const ApiError& error) const;
 
   const std::string& model_name_;
+  const std::unique_ptr<ApiFormat> format_;
   const std::shared_ptr<HttpReply> reply_;
   const int64_t created_;  // seconds since 1970
 
@@ -84,7 +86,7 @@ class CompletionCall : public RequestCall, public HttpListener {
   std::vector<GenerateInput>
       inputs_;  // one per prompt, until the engine has them
   std::vector<std::unique_ptr<Choice>> choices_;
-  std::string id_;                                            // cmpl-…
+  std::string id_;  // cmpl-…, chatcmpl-…
   std::vector<std::pair<std::string, std::string>> headers_;  // for any answer
 
   bool streaming_ ABSL_GUARDED_BY(mu_) = false;  // the answer has begun

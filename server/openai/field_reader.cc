@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "absl/status/statusor.h"
+
 namespace recurve {
 namespace {
 
@@ -16,6 +18,16 @@ ApiError Problem(std::string message) {
   ApiError error;
   error.message = std::move(message);
   return error;
+}
+
+std::optional<ApiError> TakeObject(absl::StatusOr<json> parsed, json* object) {
+  if (!parsed.ok()) return Problem(std::string(parsed.status().message()));
+  if (!parsed->is_object()) {
+    return Problem(absl::StrCat("the body is ", DescribeJson(*parsed),
+                                "; expected an object"));
+  }
+  *object = *std::move(parsed);
+  return std::nullopt;
 }
 
 }  // namespace
@@ -58,13 +70,20 @@ std::optional<ApiError> ParseBody(absl::string_view body,
                                 " values in addition to the token ids of ",
                                 ids_member));
   }
-  if (!parsed.ok()) return Problem(std::string(parsed.status().message()));
-  if (!parsed->is_object()) {
-    return Problem(absl::StrCat("the body is ", DescribeJson(*parsed),
-                                "; expected an object"));
+  return TakeObject(std::move(parsed), object);
+}
+
+std::optional<ApiError> ParseBody(absl::string_view body, int max_depth,
+                                  int max_values, json* object) {
+  int values = 0;
+  auto parsed = ParseJson(
+      body, "the body", max_depth,
+      [&](const std::string&, const json&) { return ++values <= max_values; });
+  if (values > max_values) {
+    return Problem(
+        absl::StrCat("the body has more than ", max_values, " values"));
   }
-  *object = *std::move(parsed);
-  return std::nullopt;
+  return TakeObject(std::move(parsed), object);
 }
 
 std::optional<ApiError> CheckModel(FieldReader& reader, const json& value,

@@ -22,6 +22,9 @@ namespace recurve {
 std::optional<ApiError> ParseBody(absl::string_view body, absl::string_view ids,
                                   int64_t max_ids, absl::string_view limit,
                                   nlohmann::json* object);
+// As above, for a body without such a member, and with these limits.
+std::optional<ApiError> ParseBody(absl::string_view body, int max_depth,
+                                  int max_values, nlohmann::json* object);
 
 // Reads one JSON object member by member; keeps the first error.
 class FieldReader {

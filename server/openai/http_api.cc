@@ -1,6 +1,7 @@
 #include "server/openai/http_api.h"
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,7 +17,9 @@
 #include "nlohmann/json.hpp"
 #include "prometheus/collectable.h"
 #include "prometheus/text_serializer.h"
+#include "server/openai/chat_format.h"
 #include "server/openai/completion_call.h"
+#include "server/openai/completion_format.h"
 #include "server/openai/openai.h"
 #include "server/openai/tokenize_call.h"
 #include "server/telemetry/metric_aliases.h"
@@ -28,12 +31,17 @@ namespace {
 
 constexpr absl::string_view kModelPrefix = "/v1/models/";
 constexpr char kCompletions[] = "/v1/completions";
+constexpr char kChat[] = "/v1/chat/completions";
 constexpr char kTokenize[] = "/tokenize";
 constexpr char kDetokenize[] = "/detokenize";
 
+// Paths of requests that have sequences.
+bool Generates(absl::string_view path) {
+  return path == kCompletions || path == kChat;
+}
 // Paths that take the JSON of a request.
 bool TakesJson(absl::string_view path) {
-  return path == kCompletions || path == kTokenize || path == kDetokenize;
+  return Generates(path) || path == kTokenize || path == kDetokenize;
 }
 // Paths that need a key, if there are keys.
 bool IsOfApi(absl::string_view path) {
@@ -110,11 +118,20 @@ std::string TakeTimeout(HttpRequest* request) {
 
 std::string NotFound(absl::string_view path) {
   return absl::StrCat(
-      path == "/v1/chat/completions"
-          ? "there is no chat API, as this server applies no chat template"
-          : absl::StrCat("there is nothing under ", Quote(path)),
-      "; expected /v1/completions, /v1/models, /tokenize, /detokenize, /health "
-      "or /metrics, as far as this port has them");
+      "there is nothing under ", Quote(path),
+      "; expected /v1/chat/completions, /v1/completions, /v1/models, "
+      "/tokenize, /detokenize, /health or /metrics, as far as this port has "
+      "them");
+}
+
+// 404: a retry cannot succeed.
+HttpResponse NoChat(const std::string& problem) {
+  ApiError error;
+  error.status = 404;
+  error.message = absl::StrCat("this server has no chat: ", problem,
+                               "; /v1/completions takes prompts");
+  error.code = "chat_unavailable";
+  return ErrorResponse(error);
 }
 
 }  // namespace
@@ -127,7 +144,7 @@ HttpApi::HttpApi(Options options)
 
 std::optional<HttpResponse> HttpApi::CheckHead(HttpRequest* head) {
   std::optional<HttpResponse> refusal = Refusal(head);
-  if (refusal && head->path == kCompletions && !head->request_id.empty() &&
+  if (refusal && Generates(head->path) && !head->request_id.empty() &&
       RequestIdProblem(head->request_id).empty()) {
     refusal->headers.emplace_back(kRequestIdHeader, head->request_id[0]);
   }
@@ -196,7 +213,11 @@ std::optional<HttpResponse> HttpApi::Refusal(HttpRequest* request) {
         415, absl::StrCat("Content-Encoding is '", encoding.substr(0, 100),
                           "'; expected a body as it is, without one"));
   }
-  if (head.path != kCompletions) return std::nullopt;
+  if (!Generates(head.path)) return std::nullopt;
+  if (head.path == kChat && options_.chat.renderer == nullptr) {
+    options_.environment->metrics->OnRefused(RefusalReason::kInvalid);
+    return NoChat(options_.chat.problem);
+  }
   std::string problem = RequestIdProblem(head.request_id);
   if (problem.empty()) problem = TakeTimeout(request);
   if (!problem.empty()) {
@@ -253,8 +274,8 @@ void HttpApi::OnAnswered(const std::string& path, int status, double seconds) {
   if (options_.counters == nullptr) return;
   // A label has few values, whatever paths clients request.
   const char* endpoint = "other";
-  for (const char* known : {kCompletions, kTokenize, kDetokenize, "/v1/models",
-                            "/health", "/metrics"}) {
+  for (const char* known : {kChat, kCompletions, kTokenize, kDetokenize,
+                            "/v1/models", "/health", "/metrics"}) {
     if (path == known) endpoint = known;
   }
   if (absl::StartsWith(path, kModelPrefix)) endpoint = "/v1/models";
@@ -263,14 +284,20 @@ void HttpApi::OnAnswered(const std::string& path, int status, double seconds) {
 
 void HttpApi::Handle(HttpRequest request, std::shared_ptr<HttpReply> reply) {
   if (!TakesJson(request.path)) return reply->Send(Get(request.path));
-  if (request.path != kCompletions) {
+  if (!Generates(request.path)) {
     return std::make_shared<TokenizeCall>(*options_.environment,
                                           options_.model_name, std::move(reply),
                                           /*back=*/request.path == kDetokenize)
         ->Begin(request);
   }
+  std::unique_ptr<ApiFormat> format;
+  if (request.path == kChat) {
+    format = std::make_unique<ChatFormat>(options_.chat);
+  } else {
+    format = std::make_unique<CompletionFormat>();
+  }
   std::make_shared<CompletionCall>(*options_.environment, options_.model_name,
-                                   std::move(reply))
+                                   std::move(format), std::move(reply))
       ->Begin(request);
 }
 

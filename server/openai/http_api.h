@@ -7,6 +7,7 @@
 #include <string>
 
 #include "server/http/http_reply.h"
+#include "server/openai/chat_format.h"
 #include "server/requests/request_call.h"
 
 namespace prometheus {
@@ -29,6 +30,7 @@ class HttpApi : public HttpHandler {
     std::function<bool()> serving;  // status of /health
     Metrics* counters = nullptr;    // counts answers; outlives this
     bool vllm_names = false;        // AddVllmNames
+    ChatOptions chat = {};
   };
   explicit HttpApi(Options options);
 

@@ -234,14 +234,6 @@ json UsageJson(int64_t prompt_tokens, int64_t completion_tokens,
           {"total_tokens", prompt_tokens + completion_tokens}};
 }
 
-json CompletionJson(const std::string& id, int64_t created,
-                    const std::string& model_name) {
-  return {{"id", id},
-          {"object", "text_completion"},
-          {"created", created},
-          {"model", model_name}};
-}
-
 json ModelsJson(const std::string& model_name, int64_t created,
                 int64_t max_model_len) {
   return {{"object", "list"},

@@ -62,6 +62,10 @@ FieldNames CompletionFieldNames(size_t index, size_t count);
 inline constexpr int kMaxPrompts = 64;
 // The API's default for max_tokens.
 inline constexpr int kCompletionMaxTokens = 16;
+// Limit on an unstreamed answer, in tokens. Until it is sent, each logprob of a
+// token takes some 200 bytes, a token itself far less.
+inline constexpr int64_t kMaxWholeTokens = int64_t{2} << 20;
+inline constexpr int64_t kLogprobTokens = 8;
 
 // Reads the body of a request. An error names the field, its value and what is
 // expected. Reading a prompt stops after `limits.max_model_len` token ids.
@@ -107,10 +111,6 @@ std::string TokenText(int32_t id, const Tokenizer* tokenizer);
 
 nlohmann::json UsageJson(int64_t prompt_tokens, int64_t completion_tokens,
                          int64_t cached_tokens, bool approximate);
-
-// {"id", "object", "created", "model"}; "choices" is added later.
-nlohmann::json CompletionJson(const std::string& id, int64_t created,
-                              const std::string& model_name);
 
 nlohmann::json ModelsJson(const std::string& model_name, int64_t created,
                           int64_t max_model_len);

@@ -13,6 +13,7 @@
 #include "nlohmann/json.hpp"
 #include "server/openai/field_reader.h"
 #include "server/openai/openai.h"
+#include "server/openai/request_options.h"
 
 namespace recurve {
 namespace {
@@ -163,7 +164,8 @@ void ReadStreamOptions(const json& value, FieldReader& reader,
   }
 }
 
-// The members that are the same for every prompt. False: not one of them.
+}  // namespace
+
 bool ReadOption(const std::string& key, const json& value, FieldReader& reader,
                 CompletionRequest* request, RequestInput* base) {
   SamplingParams& sampling = base->options.sampling;
@@ -263,6 +265,18 @@ void ReadNeutral(const std::string& key, const json& value,
   reader.FailUnknown(key);
 }
 
+void FinishOptions(const json& object, FieldReader& reader,
+                   CompletionRequest* request, RequestInput* base) {
+  // An object has no order; the arithmetic needs one.
+  absl::c_sort(base->options.sampling.logit_bias);
+  if (!request->stream && object.contains("stream_options") &&
+      !object["stream_options"].is_null()) {
+    reader.Fail("stream_options", "is set, and stream is not true");
+  }
+}
+
+namespace {
+
 // This server has no min_tokens: it is accepted if nothing can end the output
 // before max_tokens.
 void CheckMinTokens(int64_t min_tokens, const RequestInput& base,
@@ -317,12 +331,8 @@ std::optional<ApiError> ParseCompletion(absl::string_view body,
     if (reader.failed()) return reader.TakeError();
   }
   CheckMinTokens(min_tokens, base, reader);
-  // An object has no order; the arithmetic needs one.
-  absl::c_sort(base.options.sampling.logit_bias);
-  if (!request->stream && object.contains("stream_options") &&
-      !object["stream_options"].is_null()) {
-    reader.Fail("stream_options", "is set, and stream is not true");
-  } else if (prompt == nullptr) {
+  FinishOptions(object, reader, request, &base);
+  if (prompt == nullptr) {
     reader.Fail("prompt", "is missing");
   } else {
     ReadPrompts(*prompt, base, reader, &request->prompts);
