@@ -1,7 +1,9 @@
 #include "engine/cuda/cuda_sampler.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
@@ -20,7 +22,7 @@ constexpr int64_t kUploadTokens = 1 << 16;  // per copy
 int64_t PaddedWidth(int64_t logits) { return (logits + 3) / 4 * 4; }
 
 // The limits of ValidateOptions fit the tables.
-static_assert(kMaxLogitBias <= kSampleMaxBias);
+static_assert(kMaxLogitBias + kMaxMaskedTokens <= kSampleMaxBias);
 static_assert(kMaxLogprobs <= kSampleMaxTop);
 
 }  // namespace
@@ -113,10 +115,12 @@ absl::Status CudaSampler::UpdateTables(const SampleRequest& request,
     held.used = true;
     held.sequence = request.sequence;
   }
-  if (!params.logit_bias.empty() && !held.bias) {
+  if (!held.bias && !(params.logit_bias.empty() && params.masked.empty())) {
     std::vector<CudaBias> entries;
     for (const auto& [id, bias] : params.logit_bias)
       entries.push_back({id, bias});
+    for (const int32_t id : params.masked)
+      entries.push_back({id, -std::numeric_limits<float>::infinity()});
     RECURVE_RETURN_IF_ERROR(CudaStatus(
         cudaMemcpyAsync(biases_.as<CudaBias>() + slot * kSampleMaxBias,
                         entries.data(), entries.size() * sizeof(CudaBias),
@@ -170,7 +174,7 @@ absl::Status CudaSampler::Begin(const StepBatch& batch,
       // here.
       const auto& [repetition_penalty, presence_penalty, frequency_penalty,
                    temperature, top_p, min_p, top_k, seed, logit_bias,
-                   num_logprobs] = *request.params;
+                   num_logprobs, min_tokens, masked] = *request.params;
       const int32_t slot =
           batch
               .slots[batch.row_sequence[batch.logit_rows[request.logit_index]]];
@@ -184,6 +188,8 @@ absl::Status CudaSampler::Begin(const StepBatch& batch,
       }
       row.penalties = HasPenalties(*request.params) ? 1 : 0;
       row.num_bias = static_cast<int32_t>(logit_bias.size());
+      if (request.index < static_cast<uint64_t>(min_tokens))
+        row.num_bias += static_cast<int32_t>(masked.size());
       row.repetition_penalty = repetition_penalty;
       row.presence_penalty = presence_penalty;
       row.frequency_penalty = frequency_penalty;

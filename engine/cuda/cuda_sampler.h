@@ -25,7 +25,8 @@ namespace recurve {
 // those are not the ones counted, for example after another sequence used the
 // slot. So the cost of a step does not depend on the length of a sequence;
 // copying and counting the tokens themselves would repeat that in every step.
-// The biases of a request are a row of another table.
+// The biases of a request are a row of another table, followed by -Inf for its
+// masked tokens; a sample reads these only while they count.
 //
 // Not thread-safe.
 class CudaSampler {

@@ -13,7 +13,8 @@ enum class CacheMiss {
   kEvicted,   // a snapshot had to make room
   kShort,     // the prompt ends before the first place for a snapshot
   kDisabled,  // by the server; or the model computes prompts as a whole; or the
-              // logits of all tokens are wanted
+              // logits of all tokens, or log-probabilities of the prompt, are
+              // wanted
 };
 inline constexpr int kNumCacheMisses = 6;
 

@@ -91,11 +91,14 @@ Engine::Engine(const EngineOptions& options,
   limits_.vocab_size = runner_->info().vocab_size;
   limits_.max_model_len = options.max_model_len;
   limits_.has_tokenizer = tokenizer != nullptr;
+  limits_.eos_token_ids = runner_->info().eos_token_ids;
   if (runner_->info().whole_prompts) {
     limits_.max_prompt_tokens =
         std::min(options.max_chunk_tokens, options.max_num_batched_tokens);
     limits_.max_prompt_logits =
         std::min(limits_.max_prompt_tokens, max_step_logits());
+    limits_.max_scored_prompt =
+        std::min(limits_.max_prompt_tokens, max_step_scores());
   }
   counters_.slots_total = cache_spec_.num_slots;
   counters_.pages_total = cache_spec_.num_pages;
@@ -145,6 +148,10 @@ absl::StatusOr<std::vector<uint64_t>> Engine::SubmitAll(
     RECURVE_RETURN_IF_ERROR(
         ValidateCommand(s.command, before, limits_, prompt, s.names));
     RECURVE_RETURN_IF_ERROR(ValidateOptions(s.options, limits_, s.names));
+    if (s.close_when_done) {
+      RECURVE_RETURN_IF_ERROR(
+          ValidateMinTokens(s.options, s.command.generate, s.names));
+    }
     RECURVE_RETURN_IF_ERROR(ValidateSnapshots(
         s.options, before + static_cast<int64_t>(s.command.append.size()),
         s.names));

@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "base/mutex.h"
+#include "base/thread_pool.h"
 #include "engine/program/model_runner.h"
 #include "engine/serving/admission.h"
 #include "engine/serving/event_sink.h"
@@ -204,9 +205,10 @@ class Engine {
       int32_t logit_index;
     };
     std::vector<WantedLogits> logits;
-    int32_t sample = -1;  // into StepBatch::samples, or -1
-    bool draws = false;   // the sample is for a later command
-    int32_t kept = -1;    // into StepBatch::kept, or -1
+    std::vector<WantedLogits> scores;  // to become log-probabilities
+    int32_t sample = -1;               // into StepBatch::samples, or -1
+    bool draws = false;                // the sample is for a later command
+    int32_t kept = -1;                 // into StepBatch::kept, or -1
   };
 
   // A step that was launched and not committed.
@@ -235,6 +237,10 @@ class Engine {
   // The maximum number of logit rows that a sequence may give its stream in one
   // step.
   int64_t max_step_logits() const;
+  // The maximum number of tokens of a prompt that one step gives
+  // log-probabilities of: their rows of logits are in memory at a time
+  // (engine_scores.cc).
+  int64_t max_step_scores() const;
   static int64_t NowNs();
 
   // --- Step thread (engine_step.cc, engine_commit.cc) ---
@@ -259,6 +265,9 @@ class Engine {
   void Step();
   SequenceView View(const Sequence& sequence) const;
   StepPlan Plan();
+  // Has the prompts that want log-probabilities share the rows of logits that a
+  // step may have.
+  void ShareScores(absl::Span<SequenceView> views) const;
   // Plans and launches a step, after the pending one if there is one. Then null
   // if the next step has to wait for the results of the pending one.
   absl::StatusOr<std::unique_ptr<PendingStep>> LaunchNext();
@@ -319,6 +328,10 @@ class Engine {
                                         int32_t batch_index, StepBatch* batch);
   void CommitStep(const PendingStep& step, const StepOutput& output);
   void Commit(const BatchEntry& entry, const StepOutput& output);
+  // Adds the log-probabilities of the entry's part of the prompt to the event.
+  // Internal for logits that are no numbers.
+  absl::Status Score(const BatchEntry& entry, const StepOutput& output,
+                     StepEvent* event);
   // Delivers a token to the sequence: its event, and the consequences.
   void Deliver(Sequence& sequence, const SampleResult& sample, StepEvent event);
   void Emit(Sequence& sequence, StepEvent event);
@@ -352,6 +365,7 @@ class Engine {
   std::vector<uint64_t> passed_over_;  // in the last step
   // Those that wait for a prompt, by the id of the sequence that computes it.
   std::unordered_map<uint64_t, std::vector<uint64_t>> samples_;
+  std::unique_ptr<ThreadPool> score_threads_;  // once there are scores
   EngineLoad counters_;
   std::unique_ptr<PendingStep> pending_;  // between two calls of Step
   Clock::time_point last_step_done_;

@@ -46,7 +46,8 @@ void Engine::Commit(const BatchEntry& entry, const StepOutput& output) {
   }
   if (entry.kept >= 0) KeepRow(sequence, output.kept[entry.kept]);
 
-  if (!entry.logits.empty() && !output.logits_status.ok()) {
+  if (!(entry.logits.empty() && entry.scores.empty()) &&
+      !output.logits_status.ok()) {
     End(sequence.id(), output.logits_status);
     return;
   }
@@ -63,13 +64,18 @@ void Engine::Commit(const BatchEntry& entry, const StepOutput& output) {
     event.logits.push_back({wanted.position, {row.begin(), row.end()}});
     sequence.LogitsEmitted(wanted.position);
   }
+  if (absl::Status status = Score(entry, output, &event); !status.ok()) {
+    End(sequence.id(), status);
+    return;
+  }
+  const bool has_rows = !event.logits.empty() || !event.prompt_logprobs.empty();
   if (entry.draws) {
     // A row that nothing can be drawn from is an error of the command that asks
     // for the token, and computes the row again.
     if (output.samples[entry.sample].ok()) {
       sequence.drawn = *output.samples[entry.sample];
     }
-    if (!event.logits.empty()) Emit(sequence, std::move(event));
+    if (has_rows) Emit(sequence, std::move(event));
   } else if (entry.sample >= 0) {
     const absl::StatusOr<SampleResult>& sample = output.samples[entry.sample];
     if (!sample.ok()) {
@@ -82,7 +88,7 @@ void Engine::Commit(const BatchEntry& entry, const StepOutput& output) {
       return;
     }
     Deliver(sequence, *sample, std::move(event));
-  } else if (!event.logits.empty()) {
+  } else if (has_rows) {
     Emit(sequence, std::move(event));
   }
   FinishCommands(sequence);

@@ -25,6 +25,13 @@ void Engine::LookUp(Sequence& sequence) {
   PrefixCache::Found found =
       prefix_cache_.Find(domain, tokens, sequence.options().snapshot_at);
   CacheUse& use = sequence.cache_use;
+  if (sequence.wants_scores_of_prompt()) {
+    // Computed again, because what is not computed has no logits; but later
+    // prompts find it.
+    found.prefix = {};
+    found.use.cached_tokens = 0;
+    found.use.miss = CacheMiss::kDisabled;
+  }
   if (prefix_cache_.approximate() && !found.prefix.empty() &&
       !Adopt(sequence, found)) {
     found.prefix = {};
@@ -118,7 +125,8 @@ void Engine::FindEnd(Sequence& sequence) {
   if (!prefix_cache_.enabled() || sequence.imported() || sequence.lease ||
       !sequence.saved.empty() || sequence.num_computed() > 0 ||
       sequence.num_tokens() < options_.min_end_tokens ||
-      sequence.wants_logits() || sequence.command_work().generate == 0 ||
+      sequence.wants_logits() || sequence.wants_scores_of_prompt() ||
+      sequence.command_work().generate == 0 ||
       // A step takes the snapshots that it names.
       (cache_spec_.slot_bytes > 0 && !sequence.options().snapshot_at.empty())) {
     return;

@@ -207,8 +207,13 @@ bool Engine::WaitForLeader(const Sequence& sequence) {
   const int64_t least =
       2 * std::max<int64_t>(kMinSnapshotTokens, runner_->info().chunk_multiple);
   const auto leader = sequences_.find(sequence.leader);
-  if (leader == sequences_.end() || leader->second->first_token_seen ||
-      !prefix_cache_.enabled() || sequence.work_left().prompt_tokens < least) {
+  if (leader == sequences_.end() || leader->second->first_token_seen) {
+    return false;
+  }
+  // Its log-probabilities of the prompt come before any token.
+  if (!leader->second->wants_scores() &&
+      (!prefix_cache_.enabled() ||
+       sequence.work_left().prompt_tokens < least)) {
     return false;
   }
   samples_[sequence.leader].push_back(sequence.id());
@@ -349,6 +354,7 @@ StepPlan Engine::Plan() {
       all.back().found_pages = cache_.HeldPages(sequence->saved);
     }
   }
+  ShareScores(absl::MakeSpan(all));
   AssignTurns(absl::MakeSpan(all));
   const auto views = absl::MakeConstSpan(all);
   // A step has room for one token of each of max_num_seqs sequences; the runner
@@ -361,7 +367,7 @@ StepPlan Engine::Plan() {
 
 absl::StatusOr<Engine::BatchEntry> Engine::AddToBatch(
     const StepPlan::Entry& planned, int32_t batch_index, StepBatch* batch) {
-  BatchEntry entry{sequences_.at(planned.id), planned.num_tokens, {}, -1};
+  BatchEntry entry{sequences_.at(planned.id), planned.num_tokens, {}, {}};
   Sequence& sequence = *entry.sequence;
   const int64_t begin = sequence.launched_computed();
   const int64_t end = begin + planned.num_tokens;
@@ -374,13 +380,13 @@ absl::StatusOr<Engine::BatchEntry> Engine::AddToBatch(
     const bool sampled =
         entry.draws || (position + 1 == end && sequence.WillSample(end));
     const bool wanted = sequence.WantsLogits(position);
-    if (sampled || wanted) {
+    const bool scored = sequence.WantsScore(position);
+    if (sampled || wanted || scored) {
       const auto index = static_cast<int32_t>(batch->logit_rows.size());
       batch->logit_rows.push_back(static_cast<int32_t>(batch->tokens.size()));
-      if (wanted) {
-        entry.logits.push_back({position, index});
-        batch->wants_logits = true;
-      }
+      if (wanted) entry.logits.push_back({position, index});
+      if (scored) entry.scores.push_back({position, index});
+      batch->wants_logits |= wanted || scored;
       if (sampled) {
         entry.sample = static_cast<int32_t>(batch->samples.size());
         batch->samples.push_back(sequence.MakeSampleRequest(index));
@@ -456,7 +462,8 @@ bool Engine::MayRunAhead(const StepPlan& plan) const {
   return std::none_of(plan.entries.begin(), plan.entries.end(),
                       [&](const StepPlan::Entry& entry) {
                         const Sequence& sequence = *sequences_.at(entry.id);
-                        return sequence.wants_logits() || FromHost(sequence);
+                        return sequence.wants_logits() ||
+                               sequence.wants_scores() || FromHost(sequence);
                       });
 }
 
@@ -529,6 +536,7 @@ void Engine::Step() {
     step_started_ns_.store(0);
     return;
   }
+  const auto computed = Clock::now();
   CommitStep(*step, output);
   step_started_ns_.store(0);
   // The time of a step launched ahead is measured from the end of the previous
@@ -543,6 +551,9 @@ void Engine::Step() {
   if (output.device_seconds > 0) {
     paced = output.device_seconds;
     if (step->follows_work) paced += output.device_idle_seconds;
+    // Log-probabilities of prompts are work of this thread, and delay the next
+    // step.
+    if (step->batch.wants_logits) paced += SecondsBetween(computed, done);
   }
   pacer_.OnStep(step->decoding, step->prompt_tokens, step->paced_tokens, paced);
   ++counters_.steps_total;

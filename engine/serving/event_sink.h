@@ -21,7 +21,17 @@ struct StepEvent {
   };
   std::vector<LogitsRow> logits;
 
-  // False: only logits, or text held back at earlier tokens.
+  // Log-probabilities of tokens of the prompt, in order.
+  struct PromptLogprob {
+    int64_t position;  // of the token; at least 1
+    int32_t token;
+    float logprob;  // -Inf for an impossible token
+    int64_t rank;   // 1 plus the number of likelier tokens
+    std::vector<std::pair<int32_t, float>> top;  // the likeliest, best first
+  };
+  std::vector<PromptLogprob> prompt_logprobs;
+
+  // False: only logits, prompt_logprobs, or text held back at earlier tokens.
   bool has_token = false;
   int64_t index = 0;  // index among the generated tokens of the sequence
   int32_t token = 0;

@@ -79,6 +79,25 @@ absl::Status ValidateSampling(const SamplingParams& s,
                     absl::StrCat("0 to ", kMaxLogprobs));
 }
 
+// That something is left to draw.
+absl::Status ValidateMask(const StoppingParams& s, const RequestLimits& limits,
+                          const FieldNames& names) {
+  const std::string field = absl::StrCat(names.stopping, "min_tokens");
+  RECURVE_RETURN_IF_ERROR(
+      CheckRange(field, s.min_tokens, 0, 2147483647, "0 to 2147483647"));
+  if (s.min_tokens == 0) return absl::OkStatus();
+  const auto masked =
+      static_cast<int64_t>(MaskedTokens(s, limits.eos_token_ids).size());
+  if (masked >= limits.vocab_size || masked > kMaxMaskedTokens) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        field, " is ", s.min_tokens, ", and ", masked, " of ",
+        limits.vocab_size,
+        " tokens are end-of-sequence or stop tokens; expected at most ",
+        std::min<int64_t>(limits.vocab_size - 1, kMaxMaskedTokens)));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ValidateStopping(const StoppingParams& s,
                               const RequestLimits& limits,
                               const FieldNames& names) {
@@ -104,10 +123,29 @@ absl::Status ValidateStopping(const StoppingParams& s,
                        " bytes; expected 1 to ", kMaxStopStringBytes));
     }
   }
-  return absl::OkStatus();
+  return ValidateMask(s, limits, names);
 }
 
 }  // namespace
+
+std::vector<int32_t> MaskedTokens(const StoppingParams& stopping,
+                                  absl::Span<const int32_t> eos_token_ids) {
+  if (stopping.min_tokens == 0) return {};
+  std::vector<int32_t> ids = stopping.stop_token_ids;
+  ids.insert(ids.end(), eos_token_ids.begin(), eos_token_ids.end());
+  std::sort(ids.begin(), ids.end());
+  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+  return ids;
+}
+
+absl::Status ValidateMinTokens(const SequenceOptions& options, int64_t generate,
+                               const FieldNames& names) {
+  const int64_t least = options.stopping.min_tokens;
+  if (least <= generate) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      names.stopping, "min_tokens is ", least, "; expected at most ",
+      names.generate, ", which is ", generate));
+}
 
 absl::Status ValidateOptions(const SequenceOptions& options,
                              const RequestLimits& limits,
@@ -175,6 +213,15 @@ absl::Status ValidateCommand(const Command& command, int64_t num_tokens,
                      "appends or generates at least one token"));
   }
   const int64_t appended = static_cast<int64_t>(command.append.size());
+  RECURVE_RETURN_IF_ERROR(CheckRange(names.prompt_logprobs,
+                                     command.prompt_logprobs, -1, kMaxLogprobs,
+                                     absl::StrCat("0 to ", kMaxLogprobs)));
+  if (command.prompt_logprobs >= 0 && num_tokens > 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        names.prompt_logprobs, " is ", command.prompt_logprobs,
+        "; a prompt that continues a state has none, because the state's "
+        "tokens are not computed again"));
+  }
   if (num_tokens == 0 && limits.max_prompt_tokens > 0) {
     constexpr char kWhole[] =
         " tokens; this model looks at a prompt as a whole, and a step of this "
@@ -189,6 +236,11 @@ absl::Status ValidateCommand(const Command& command, int64_t num_tokens,
       return absl::InvalidArgumentError(absl::StrCat(
           append, " has ", appended, kWhole, limits.max_prompt_logits,
           " whose logits are all wanted"));
+    }
+    if (command.prompt_logprobs >= 0 && appended > limits.max_scored_prompt) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          append, " has ", appended, kWhole, limits.max_scored_prompt, " with ",
+          names.prompt_logprobs));
     }
   }
   const int64_t max = limits.max_model_len;

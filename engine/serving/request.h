@@ -13,10 +13,20 @@
 
 namespace recurve {
 
+// With the names and the meaning that vLLM gives them.
 struct StoppingParams {
   std::vector<int32_t> stop_token_ids;
   std::vector<std::string> stop_strings;
   bool ignore_eos = false;
+  // The first `min_tokens` generated tokens of the sequence end nothing:
+  // end-of-sequence tokens (with ignore_eos, too) and stop_token_ids cannot be
+  // drawn, and a stop string that they complete is text.
+  int64_t min_tokens = 0;
+  // The text has the stop string that ended it, or the text of the stop token.
+  bool include_stop_str_in_output = false;
+  // Special tokens are no text; if false, each is spelled as the tokenizer's
+  // files do.
+  bool skip_special_tokens = true;
 };
 
 // The owner of a sequence. Flows share steps, memory and places by weight.
@@ -49,6 +59,12 @@ struct Command {
   std::vector<int32_t> append;
   int64_t generate = 0;
   LogitsMode logits = LogitsMode::kNone;
+  // Log-probabilities of the appended tokens, each as the model predicts it
+  // from those before it, so not of a sequence's first: -1: none; n >= 0: the
+  // token's, and those of the n likeliest. They are of the raw logits: no
+  // penalty, bias or mask applies. Only for a first command, without a state to
+  // continue; nothing of it is taken from the prefix cache.
+  int32_t prompt_logprobs = -1;
   // A kept point of the sequence: a number of tokens. What came after it is
   // forgotten, later points too.
   std::optional<int64_t> rollback_to = std::nullopt;
@@ -65,11 +81,15 @@ struct RequestLimits {
   // logits of all. 0: no limit.
   int64_t max_prompt_tokens = 0;
   int64_t max_prompt_logits = 0;
+  int64_t max_scored_prompt = 0;  // also if it wants prompt_logprobs
+  absl::Span<const int32_t> eos_token_ids = {};  // the model's; outlives this
 };
 
 // The maximum that a request may ask for, with any model.
 inline constexpr int kMaxLogprobs = 20;
 inline constexpr int kMaxStopTokenIds = 64;
+// Stop tokens and end-of-sequence tokens of a request with min_tokens.
+inline constexpr int kMaxMaskedTokens = 128;
 inline constexpr int kMaxStopStrings = 16;
 inline constexpr int kMaxStopStringBytes = 256;
 inline constexpr int kMaxLogitBias = 1024;
@@ -105,14 +125,25 @@ struct FieldNames {
   std::string sampling = "sampling.";
   std::string stopping = "stopping.";
   std::string stop_strings = "stop_strings";  // behind `stopping`
+  std::string prompt_logprobs = "prompt_logprobs";
   std::string cache_key = "cache_key";
   std::string snapshot_at = "snapshot_at";
 };
+
+// The tokens that min_tokens keeps from being drawn; distinct, ascending. Empty
+// without min_tokens.
+std::vector<int32_t> MaskedTokens(const StoppingParams& stopping,
+                                  absl::Span<const int32_t> eos_token_ids);
 
 // InvalidArgument naming field, value and limit.
 absl::Status ValidateOptions(const SequenceOptions& options,
                              const RequestLimits& limits,
                              const FieldNames& names = {});
+
+// As above, for a min_tokens of a sequence with one command, which generates at
+// most `generate` tokens.
+absl::Status ValidateMinTokens(const SequenceOptions& options, int64_t generate,
+                               const FieldNames& names);
 
 // As above, for the places of `options` in a first command of `num_tokens`.
 absl::Status ValidateSnapshots(const SequenceOptions& options,

@@ -12,6 +12,13 @@ bool Contains(absl::Span<const int32_t> ids, int32_t id) {
   return std::find(ids.begin(), ids.end(), id) != ids.end();
 }
 
+SequenceOptions WithMask(SequenceOptions options,
+                         absl::Span<const int32_t> eos_token_ids) {
+  options.sampling.min_tokens = options.stopping.min_tokens;
+  options.sampling.masked = MaskedTokens(options.stopping, eos_token_ids);
+  return options;
+}
+
 }  // namespace
 
 Sequence::Sequence(uint64_t id, uint64_t arrival, SequenceOptions options,
@@ -21,13 +28,19 @@ Sequence::Sequence(uint64_t id, uint64_t arrival, SequenceOptions options,
     : submitted(submitted),
       id_(id),
       arrival_(arrival),
-      options_(std::move(options)),
+      options_(WithMask(std::move(options), eos_token_ids)),
       eos_token_ids_(eos_token_ids.begin(), eos_token_ids.end()),
       tokenizer_(tokenizer),
       close_when_done_(close_when_done),
       sink_(std::move(sink)) {
-  if (tokenizer != nullptr)
-    decoder_.emplace(tokenizer, options_.stopping.stop_strings);
+  if (tokenizer != nullptr) decoder_ = NewDecoder();
+}
+
+StreamDecoder Sequence::NewDecoder() const {
+  const StoppingParams& stopping = options_.stopping;
+  return {tokenizer_,
+          {stopping.stop_strings, stopping.include_stop_str_in_output,
+           /*special_tokens=*/!stopping.skip_special_tokens}};
 }
 
 bool Sequence::StartNextCommand() {
@@ -49,7 +62,7 @@ bool Sequence::StartNextCommand() {
   if (new_text) {
     // The next generated text does not continue the text generated so far.
     carried_text_ += decoder_->Flush();
-    decoder_.emplace(tokenizer_, options_.stopping.stop_strings);
+    decoder_ = NewDecoder();
   }
   const bool whole = whole_prompt_ && tokens_.empty();
   if (whole) whole_tokens_ = static_cast<int64_t>(command.append.size());
@@ -83,6 +96,9 @@ bool Sequence::StartNextCommand() {
   }
   prompt_work_ = num_tokens() - num_computed_;
   logits_mode_ = command.logits;
+  prompt_logprobs_ = command.prompt_logprobs;
+  next_score_ = 0;
+  score_end_ = prompt_logprobs_ >= 0 ? num_tokens() - 1 : 0;
   stop_reason_.reset();
   active_ = true;
   command_work_ = work_left();
@@ -277,8 +293,6 @@ std::optional<FinishReason> Sequence::StopsAt(int32_t token) const {
     return FinishReason::kEos;
   if (Contains(options_.stopping.stop_token_ids, token))
     return FinishReason::kStopToken;
-  if (decoder_ && decoder_->stopped()) return FinishReason::kStopString;
-  if (generate_left_ == 0) return FinishReason::kLength;
   return std::nullopt;
 }
 
@@ -295,11 +309,20 @@ void Sequence::AcceptToken(const SampleResult& sample, StepEvent* event) {
   output_.push_back(sample.token);
   output_pending_ = true;
   --generate_left_;
+  const bool may_stop = event->index >= options_.stopping.min_tokens;
+  stop_reason_ = may_stop ? StopsAt(sample.token) : std::nullopt;
   if (decoder_) {
-    event->text =
-        std::exchange(carried_text_, "") + decoder_->Append(sample.token);
+    event->text = std::exchange(carried_text_, "");
+    if (!stop_reason_ || options_.stopping.include_stop_str_in_output) {
+      event->text += decoder_->Append(sample.token, may_stop);
+    }
+    if (!stop_reason_ && decoder_->stopped()) {
+      stop_reason_ = FinishReason::kStopString;
+    }
   }
-  stop_reason_ = StopsAt(sample.token);
+  if (!stop_reason_ && generate_left_ == 0) {
+    stop_reason_ = FinishReason::kLength;
+  }
   if (stop_reason_) generate_left_ = 0;
 }
 

@@ -145,6 +145,20 @@ class Sequence {
   // one.
   int32_t sample_in_flight() const { return sample_in_flight_; }
 
+  // Whether the active command wants the log-probability of the token after
+  // `position`, which is known.
+  bool WantsScore(int64_t position) const {
+    return active_ && position >= next_score_ && position < score_end_;
+  }
+  // Whether it wants any still; its number of likeliest tokens.
+  bool wants_scores() const { return active_ && next_score_ < score_end_; }
+  int32_t num_top_scores() const { return prompt_logprobs_; }
+  void ScoreEmitted(int64_t position) { next_score_ = position + 1; }
+  // Whether nothing may be taken from the prefix cache, since all logits are
+  // wanted.
+  bool wants_scores_of_prompt() const {
+    return active_ && prompt_logprobs_ >= 0;
+  }
   // Whether the active command wants the logits of `position`.
   bool WantsLogits(int64_t position) const;
   bool wants_logits() const {
@@ -277,8 +291,10 @@ class Sequence {
   // is the first.
   void Continue(const Command& command);
 
+  // A decoder for text that begins here.
+  StreamDecoder NewDecoder() const;
   bool MayStop() const { return MayStop(options_.stopping, eos_token_ids_); }
-  // The stop condition that `token` meets, if any.
+  // The stop condition that `token` meets by itself, if any.
   std::optional<FinishReason> StopsAt(int32_t token) const;
 
   const uint64_t id_;
@@ -328,6 +344,11 @@ class Sequence {
   int64_t generate_left_ = 0;
   int64_t next_logits_ = 0;  // first position whose logits have not been
                              // emitted
+  int32_t prompt_logprobs_ = -1;
+  // Positions whose logits predict the tokens of the prompt: from the first
+  // that was not emitted.
+  int64_t next_score_ = 0;
+  int64_t score_end_ = 0;
   std::optional<FinishReason> stop_reason_;
 };
 

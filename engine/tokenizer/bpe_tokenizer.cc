@@ -39,6 +39,7 @@ BpeTokenizer::BpeTokenizer(int32_t vocab_size, Parts parts)
     for (AddedToken& token : parts.added_tokens) {
       if (token.special != special) continue;
       added_ids_.emplace(token.content, token.id);
+      if (special) special_texts_.emplace(token.id, token.content);
       if (token.normalized) {
         token.content = normalizer_.Normalize(token.content);
       }
@@ -126,6 +127,11 @@ absl::string_view BpeTokenizer::FirstTokenBytes(int32_t id,
   const auto first = first_texts_.find(id);
   return first != first_texts_.end() ? absl::string_view(first->second)
                                      : FirstRun(bytes);
+}
+
+absl::string_view BpeTokenizer::SpecialText(int32_t id) const {
+  const auto found = special_texts_.find(id);
+  return found != special_texts_.end() ? absl::string_view(found->second) : "";
 }
 
 bool BpeTokenizer::IsByteOfRun(int32_t id) const {

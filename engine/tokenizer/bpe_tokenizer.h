@@ -51,6 +51,7 @@ class BpeTokenizer : public Tokenizer {
                                               int64_t max_ids) const override;
   absl::string_view TokenBytes(int32_t id) const override;
   absl::string_view FirstTokenBytes(int32_t id, bool* at_start) const override;
+  absl::string_view SpecialText(int32_t id) const override;
   bool IsByteOfRun(int32_t id) const override;
   absl::string_view FirstRun(absl::string_view text) const override;
   std::optional<int32_t> FindToken(absl::string_view token) const override;
@@ -74,6 +75,8 @@ class BpeTokenizer : public Tokenizer {
   const std::vector<bool> byte_tokens_;
   const absl::flat_hash_map<int32_t, std::string> first_texts_;
   const std::string strip_;
+  // Spellings of special tokens by id.
+  absl::flat_hash_map<int32_t, std::string> special_texts_;
   // Ids of added tokens by their text in the file.
   absl::flat_hash_map<std::string, int32_t> added_ids_;
   AddedTokens raw_added_;         // found before normalisation

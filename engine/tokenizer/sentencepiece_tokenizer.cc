@@ -127,6 +127,13 @@ absl::string_view SentencePieceTokenizer::FirstTokenBytes(
   return text;
 }
 
+absl::string_view SentencePieceTokenizer::SpecialText(int32_t id) const {
+  const auto index = static_cast<size_t>(id);
+  if (index >= model_->pieces.size()) return "";  // padding
+  const Model::Piece& piece = model_->pieces[index];
+  return piece.type == Type::kControl ? absl::string_view(piece.text) : "";
+}
+
 std::optional<int32_t> SentencePieceTokenizer::FindToken(
     absl::string_view token) const {
   for (size_t id = 0; id < model_->pieces.size(); ++id) {

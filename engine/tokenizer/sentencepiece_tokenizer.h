@@ -33,6 +33,7 @@ class SentencePieceTokenizer : public Tokenizer {
                                               int64_t max_ids) const override;
   absl::string_view TokenBytes(int32_t id) const override;
   absl::string_view FirstTokenBytes(int32_t id, bool* at_start) const override;
+  absl::string_view SpecialText(int32_t id) const override;
   std::optional<int32_t> FindToken(absl::string_view token) const override;
   std::optional<int32_t> eos_id() const override {
     return FindToken(model_->eos_piece);

@@ -54,6 +54,11 @@ class Tokenizer {
     return bytes;
   }
 
+  // The spelling of a special token in the tokenizer's files ("</s>"); empty
+  // for other tokens, which have TokenBytes, and where the files spell none.
+  // Valid as long as the tokenizer. REQUIRES: 0 <= id < vocab_size().
+  virtual absl::string_view SpecialText(int32_t) const { return ""; }
+
   // Whether the token is one byte of a run: adjacent such tokens are one text
   // if their bytes are UTF-8, and otherwise U+FFFD for each byte. Special
   // tokens do not separate them. REQUIRES: 0 <= id < vocab_size().

@@ -103,9 +103,14 @@ absl::StatusOr<Row> Adjust(const SampleInput& input, SamplingScratch* scratch) {
   const SamplingParams& params = *input.params;
   const bool repetition = params.repetition_penalty != 1;
   const bool penalties = HasPenalties(params);
-  if (!penalties && params.logit_bias.empty()) return input.logits;
+  const bool masks = MasksTokens(params, input.index);
+  if (!penalties && !masks && params.logit_bias.empty()) return input.logits;
   for (const auto& [id, bias] : params.logit_bias) {
     RECURVE_RETURN_IF_ERROR(CheckIds("logit_bias", {id}, input.logits.size()));
+  }
+  if (masks) {
+    RECURVE_RETURN_IF_ERROR(
+        CheckIds("masked", params.masked, input.logits.size()));
   }
   std::vector<float>& logits = scratch->logits;
   logits.assign(input.logits.begin(), input.logits.end());
@@ -126,6 +131,9 @@ absl::StatusOr<Row> Adjust(const SampleInput& input, SamplingScratch* scratch) {
     }
   }
   for (const auto& [id, bias] : params.logit_bias) logits[id] += bias;
+  if (masks) {
+    for (const int32_t id : params.masked) logits[id] = -kInfinity;
+  }
   return Row(logits);
 }
 
@@ -168,14 +176,15 @@ struct Weigher {
   uint64_t operator()(float logit) const { return SampleFixed(Exact(logit)); }
 };
 
-// Step 2. `result->token` is already set.
-void AddLogprobs(Row logits, float max, int32_t count, SamplingScratch* scratch,
-                 SampleResult* result) {
+// Step 2, for `result->token` or a TokenScore's `token`.
+template <typename Result>
+void AddLogprobs(Row logits, float max, int32_t token, int32_t count,
+                 SamplingScratch* scratch, Result* result) {
   const Weigher weigh = {max, 1.0};
   uint64_t sum = 0;
   for (float logit : logits) sum += weigh(logit);
   const double log_sum = SampleLogSum(max, sum);
-  result->logprob = static_cast<float>(logits[result->token] - log_sum);
+  result->logprob = static_cast<float>(logits[token] - log_sum);
   if (count == 0) return;
   SelectBest(logits, count, &scratch->ranked);
   std::sort(scratch->ranked.begin(), scratch->ranked.end());
@@ -184,6 +193,18 @@ void AddLogprobs(Row logits, float max, int32_t count, SamplingScratch* scratch,
     result->top.emplace_back(IdOf(key),
                              static_cast<float>(LogitOf(key) - log_sum));
   }
+}
+
+absl::Status CheckRow(Row logits) {
+  if (logits.empty()) {
+    return absl::InvalidArgumentError("logits: the row is empty");
+  }
+  if (static_cast<int64_t>(logits.size()) > kMaxSampleVocab) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("logits: a row of ", logits.size(), "; at most ",
+                     kMaxSampleVocab, " are supported"));
+  }
+  return absl::OkStatus();
 }
 
 uint64_t SumOf(absl::Span<const uint64_t> keys, const Weigher& weigh) {
@@ -289,14 +310,7 @@ absl::StatusOr<SampleResult> SampleRow(const SampleInput& input,
                                        SamplingScratch* scratch) {
   RECURVE_CHECK(input.params != nullptr && scratch != nullptr);
   const SamplingParams& params = *input.params;
-  if (input.logits.empty()) {
-    return absl::InvalidArgumentError("logits: the row is empty");
-  }
-  if (static_cast<int64_t>(input.logits.size()) > kMaxSampleVocab) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("logits: a row of ", input.logits.size(), "; at most ",
-                     kMaxSampleVocab, " are supported"));
-  }
+  RECURVE_RETURN_IF_ERROR(CheckRow(input.logits));
   RECURVE_ASSIGN_OR_RETURN(const Row logits, Adjust(input, scratch));
   RECURVE_ASSIGN_OR_RETURN(const int32_t best, ArgMax(logits));
   SampleResult result;
@@ -304,9 +318,25 @@ absl::StatusOr<SampleResult> SampleRow(const SampleInput& input,
                      ? DrawToken(logits, logits[best], input, scratch)
                      : best;
   if (params.num_logprobs >= 0) {
-    AddLogprobs(logits, logits[best], params.num_logprobs, scratch, &result);
+    AddLogprobs(logits, logits[best], result.token, params.num_logprobs,
+                scratch, &result);
   }
   return result;
+}
+
+absl::StatusOr<TokenScore> ScoreToken(Row logits, int32_t token,
+                                      int32_t num_top,
+                                      SamplingScratch* scratch) {
+  RECURVE_CHECK(num_top >= 0 && scratch != nullptr);
+  RECURVE_RETURN_IF_ERROR(CheckRow(logits));
+  RECURVE_RETURN_IF_ERROR(CheckIds("token", {token}, logits.size()));
+  RECURVE_ASSIGN_OR_RETURN(const int32_t best, ArgMax(logits));
+  TokenScore score;
+  const float own = logits[token];
+  score.rank = 1 + std::count_if(logits.begin(), logits.end(),
+                                 [own](float logit) { return logit > own; });
+  AddLogprobs(logits, logits[best], token, num_top, scratch, &score);
+  return score;
 }
 
 }  // namespace recurve

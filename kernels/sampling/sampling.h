@@ -9,6 +9,7 @@
 //       seen in prompt or output:  l = l > 0 ? l / repetition : l * repetition
 //       in the output, n times:    l = l - presence, then l = l - frequency * n
 //       for each entry of logit_bias: l = l + bias
+//       masked, for the first min_tokens tokens: l = -Inf
 //     What follows calls the result "the logits".
 //  2. Log-probabilities, when asked for: log-softmax of the logits.
 //  3. temperature 0: the largest logit, the smallest id among equals. Done.
@@ -56,12 +57,22 @@ struct SamplingParams {
   std::vector<std::pair<int32_t, float>> logit_bias;  // token id, bias
   // -1: none. n >= 0: the chosen token's, and those of the n best.
   int32_t num_logprobs = -1;
+  // Ids that none of the first `min_tokens` tokens can be: those that would end
+  // the output. Distinct.
+  int64_t min_tokens = 0;
+  std::vector<int32_t> masked;
 };
 
 // Whether step 1 has penalties, so that seen tokens must be counted.
 inline bool HasPenalties(const SamplingParams& params) {
   return params.repetition_penalty != 1 || params.presence_penalty != 0 ||
          params.frequency_penalty != 0;
+}
+
+// Whether step 1 masks tokens in the draw of the generated token `index`.
+inline bool MasksTokens(const SamplingParams& params, uint64_t index) {
+  return !params.masked.empty() &&
+         index < static_cast<uint64_t>(params.min_tokens);
 }
 
 struct SampleInput {
@@ -92,13 +103,29 @@ struct SamplingScratch {
   std::vector<uint64_t> weights;  // of the tokens to draw from
 };
 
+// The log-probability of a token that is given, not drawn.
+struct TokenScore {
+  float logprob = 0;
+  // 1 plus the number of tokens with a larger logit.
+  int64_t rank = 0;
+  // As in SampleResult.
+  std::vector<std::pair<int32_t, float>> top;
+};
+// Step 2 of the header on `logits` as they are, without step 1: the
+// log-probability of `token`, and those of the `num_top` best tokens. An
+// impossible token has -Inf. Errors: as for SampleRow; InvalidArgument for a
+// token outside [0, vocab). REQUIRES: num_top >= 0; scratch is not null.
+absl::StatusOr<TokenScore> ScoreToken(absl::Span<const float> logits,
+                                      int32_t token, int32_t num_top,
+                                      SamplingScratch* scratch);
+
 // u of step 8 as a multiple of 2^-53.
 uint64_t SampleUniform(uint64_t seed, uint64_t index);
 
 // Errors: Internal "non-finite logits: ..." for this row alone; InvalidArgument
 // for a row that is empty or of more than 2^23 (kMaxSampleVocab) logits, or an
-// id outside [0, vocab) in logit_bias, output or prompt (each checked only
-// where it takes effect). REQUIRES: input.params and scratch are not null.
+// id outside [0, vocab) in logit_bias, masked, output or prompt (each checked
+// only where it takes effect). REQUIRES: input.params and scratch are not null.
 absl::StatusOr<SampleResult> SampleRow(const SampleInput& input,
                                        SamplingScratch* scratch);
 

@@ -22,7 +22,7 @@ namespace recurve {
 
 inline constexpr int32_t kNonFiniteLogits = -1;  // in place of a token
 inline constexpr int kSampleMaxTop = 32;         // log-probabilities of a row
-inline constexpr int kSampleMaxBias = 1024;      // entries of a row
+inline constexpr int kSampleMaxBias = 1152;      // entries of a row
 
 // Entry of the table of counts: the token's count in the output, and this bit
 // if it is in the prompt.

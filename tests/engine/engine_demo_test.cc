@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "engine/serving/engine.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/sampling/sampling.h"
 #include "tests/testing/engine_harness.h"
 #include "tests/testing/test_device.h"
 #include "tests/testing/test_random.h"
@@ -100,10 +102,27 @@ TEST_F(EngineDemoTest, ReproducesThePublishedContinuations) {
   EXPECT_TRUE(IsIdle(*engine));
 }
 
+// The log-probabilities of the prompt are those of the rows.
+void ExpectScoresOf(const StreamRecord& record,
+                    const std::vector<int32_t>& prompt) {
+  ASSERT_THAT(record.prompt_logprobs, SizeIs(prompt.size() - 1));
+  SamplingScratch scratch;
+  for (size_t i = 1; i < prompt.size(); ++i) {
+    const StepEvent::PromptLogprob& got = record.prompt_logprobs[i - 1];
+    const auto want =
+        ScoreToken(record.logits[i - 1].values, prompt[i], 3, &scratch);
+    ASSERT_TRUE(want.ok());
+    EXPECT_EQ(got.token, prompt[i]);
+    EXPECT_EQ(got.logprob, want->logprob) << i;
+    EXPECT_EQ(got.top, want->top) << i;
+  }
+}
+
 void ChunksDoNotChangeABit(const char* dtype,
                            const std::vector<int64_t>& chunks) {
-  const Script script =
+  Script script =
       Script::Generate(TestRandom(1).Tokens(200, 256), 5, LogitsMode::kAll);
+  script.commands[0].prompt_logprobs = 3;
   StreamRecord whole;
   for (const int64_t chunk : chunks) {
     EngineOptions options;
@@ -112,6 +131,7 @@ void ChunksDoNotChangeABit(const char* dtype,
     ASSERT_NE(engine, nullptr);
     const StreamRecord record = RunAlone(*engine, script);
     ASSERT_THAT(record.logits, SizeIs(204));
+    ExpectScoresOf(record, script.commands[0].append);
     if (chunk == 512) {
       whole = record;
       continue;
@@ -130,6 +150,33 @@ TEST_F(EngineDemoTest, ChunksDoNotChangeABit) {
                                         ? std::vector<int64_t>{512, 130, 64}
                                         : std::vector<int64_t>{512, 64, 7, 1});
   if (kTestOnGpu) ChunksDoNotChangeABit("float32", {512, 64, 7, 1});
+}
+
+TEST_F(EngineDemoTest, MinTokensMasksWhatWouldEndIt) {
+  const auto engine = LoadDemo({}, 64);
+  ASSERT_NE(engine, nullptr);
+  Script script = Script::Generate({256, 'd', 'e', 'f', ' '}, 60);
+  script.options.sampling.logit_bias = {{' ', 1}, {'x', -1}};
+  const StreamRecord all = RunAlone(*engine, script);
+  script.options.stopping.stop_token_ids = {all.tokens[1], all.tokens[3], ' '};
+  script.options.stopping.min_tokens = 20;
+  script.commands[0].logits = LogitsMode::kNext;
+  const StreamRecord record = RunAlone(*engine, script);
+  ASSERT_GT(record.tokens.size(), 20u);
+  EXPECT_NE(record.tokens, all.tokens);
+  for (size_t i = 0; i < record.tokens.size(); ++i) {
+    std::vector<float> row = record.logits[i].values;
+    row[' '] += 1;
+    row['x'] -= 1;
+    if (i < 20) {
+      for (const int32_t id : script.options.stopping.stop_token_ids)
+        row[id] = -std::numeric_limits<float>::infinity();
+      row[257] = -std::numeric_limits<float>::infinity();
+    }
+    EXPECT_EQ(record.tokens[i],
+              std::max_element(row.begin(), row.end()) - row.begin())
+        << i;
+  }
 }
 
 Script RandomScript(uint64_t seed) {

@@ -285,6 +285,68 @@ TEST_F(EngineTest, StopsAtAStopToken) {
   EXPECT_EQ(stopped.results[0].reason, FinishReason::kStopToken);
 }
 
+TEST_F(EngineTest, AStopTokenIsNoTextUnlessWanted) {
+  Start();
+  Script script = Script::Generate(Prompt(20), 30);
+  const StreamRecord all = RunAlone(*engine_, script);
+  const size_t end = all.text.find(all.text[4]);
+  script.options.stopping.stop_token_ids = {all.tokens[4]};
+  EXPECT_EQ(RunAlone(*engine_, script).text, all.text.substr(0, end));
+  script.options.stopping.include_stop_str_in_output = true;
+  EXPECT_EQ(RunAlone(*engine_, script).text, all.text.substr(0, end + 1));
+}
+
+// As the tokens of a model for which those that would end it are impossible.
+TEST_F(EngineTest, MinTokensKeepsOutWhatWouldEndIt) {
+  for (const bool ahead : {false, true}) {
+    SCOPED_TRACE(ahead);
+    fake_.runs_ahead = ahead;
+    fake_.eos_token_ids = {};
+    Start();
+    const std::vector<int32_t> prompt = Prompt(20);
+    Script script = Script::Generate(prompt, 40);
+    script.options.sampling.num_logprobs = 0;
+    const StreamRecord all = RunAlone(*engine_, script);
+    const std::vector<int32_t> ends = {all.tokens[2], all.tokens[5]};
+    fake_.eos_token_ids = {ends[0]};
+    Start();
+    script.options.stopping.stop_token_ids = {ends[1]};
+    script.options.stopping.min_tokens = 25;
+    for (const bool ignore_eos : {false, true}) {
+      script.options.stopping.ignore_eos = ignore_eos;
+      const StreamRecord got = RunAlone(*engine_, script);
+      std::vector<int32_t> sequence = prompt;
+      std::vector<TokenKind> kinds;
+      AppendKinds(20, &kinds);
+      ASSERT_GE(got.tokens.size(), 26u);
+      for (size_t i = 0; i < got.tokens.size(); ++i) {
+        std::vector<float> logits = FakeLogits(sequence, kinds, fake_);
+        if (i < 25) {
+          for (const int32_t id : ends)
+            logits[id] = -std::numeric_limits<float>::infinity();
+        }
+        const auto best = std::max_element(logits.begin(), logits.end());
+        ASSERT_EQ(got.tokens[i], best - logits.begin()) << i;
+        sequence.push_back(got.tokens[i]);
+        kinds.push_back(TokenKind::kStep);
+      }
+    }
+  }
+}
+
+TEST_F(EngineTest, MinTokensIsAtMostWhatIsGenerated) {
+  fake_.eos_token_ids = {1};
+  Start();
+  Script script = Script::Generate(Prompt(20), 5);
+  script.options.stopping.min_tokens = 6;
+  EXPECT_THAT(RunAlone(*engine_, script).end.value(),
+              FailsWith(kInvalid,
+                        "stopping.min_tokens is 6; expected at most "
+                        "stopping.max_new_tokens, which is 5"));
+  script.options.stopping.min_tokens = 5;
+  EXPECT_THAT(RunAlone(*engine_, script).tokens, SizeIs(5));
+}
+
 TEST_F(EngineTest, StopsAtAStopStringAndShowsNothingOfIt) {
   Start();
   Script script = Script::Generate(Prompt(20), 30);

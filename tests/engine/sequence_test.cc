@@ -196,6 +196,29 @@ TEST_F(SequenceTest, StopReasonsHaveAnOrder) {
   EXPECT_EQ(reason({257, 'u', 't'}, 9), FinishReason::kStopString);
 }
 
+TEST_F(SequenceTest, TheFirstTokensEndNothing) {
+  options_.stopping.stop_token_ids = {'t'};
+  options_.stopping.stop_strings = {"ut"};
+  options_.stopping.min_tokens = 3;
+  const auto sequence = Make();
+  sequence->Enqueue({{1}, 20, LogitsMode::kNone});
+  sequence->StartNextCommand();
+  const SamplingParams& sampling = *sequence->MakeSampleRequest(0).params;
+  EXPECT_EQ(sampling.min_tokens, 3);
+  EXPECT_THAT(sampling.masked, ElementsAre('t', 257));
+  // They are never drawn there, but the order of conditions is the same.
+  Accept(*sequence, 't');
+  Accept(*sequence, 'u');
+  Accept(*sequence, 257);
+  EXPECT_FALSE(sequence->CommandComplete());
+  Accept(*sequence, 'u');
+  EXPECT_FALSE(sequence->CommandComplete());
+  Accept(*sequence, 't');
+  EXPECT_TRUE(sequence->CommandComplete());
+  EXPECT_EQ(sequence->FinishCommand(Clock::now()).reason,
+            FinishReason::kStopToken);
+}
+
 TEST_F(SequenceTest, AWholePromptIsWhatTheFirstCommandAppends) {
   for (bool whole : {false, true}) {
     const auto sequence = Make(/*close_when_done=*/false);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -248,6 +249,62 @@ TEST(StreamDecoderTest, TheFirstToBeCompleteWins) {
   EXPECT_EQ(decoder.Append(0), "");
   EXPECT_TRUE(decoder.stopped());
   EXPECT_EQ(decoder.matched_stop_string(), "\n");
+}
+
+TEST(StreamDecoderTest, IncludesAStopStringIfWanted) {
+  const PieceTokenizer tokenizer({"one E", "ND two"});
+  StreamDecoder decoder(&tokenizer,
+                        StreamDecoder::Options({"END"}, true, false));
+  EXPECT_EQ(decoder.Append(0), "one ");
+  EXPECT_EQ(decoder.Append(1), "END");
+  EXPECT_TRUE(decoder.stopped());
+  EXPECT_EQ(decoder.Flush(), "");
+}
+
+// A stop string that ends with an early token is text; one that only begins
+// there counts.
+TEST(StreamDecoderTest, EarlyTokensEndNothing) {
+  const auto decode = [](const std::vector<std::string>& tokens, size_t early) {
+    const PieceTokenizer tokenizer(tokens);
+    StreamDecoder decoder(&tokenizer, {"END", "ENDING!"});
+    std::string text;
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      text += decoder.Append(static_cast<int32_t>(i), i >= early);
+    }
+    return text + decoder.Flush() + (decoder.stopped() ? "|" : "");
+  };
+  EXPECT_EQ(decode({"aEND", "b", "cEND", "d"}, 0), "a|");
+  EXPECT_EQ(decode({"aEND", "b", "cEND", "d"}, 1), "aENDbc|");
+  EXPECT_EQ(decode({"aEND", "b", "cEND", "d"}, 3), "aENDbcENDd");
+  EXPECT_EQ(decode({"aE", "N", "D", "d"}, 2), "a|");
+  EXPECT_EQ(decode({"aE", "N", "D", "d"}, 3), "aENDd");
+  // Through one that is text, to a longer one that counts.
+  EXPECT_EQ(decode({"aEND", "ING", "!", "d"}, 2), "a|");
+  EXPECT_EQ(decode({"aEND", "ING", "d"}, 1), "aENDINGd");
+  EXPECT_EQ(decode({"aEND"}, 1), "aEND");
+  EXPECT_EQ(decode({"aENDEND"}, 0), "a|");
+  EXPECT_EQ(decode({"aEND", "END"}, 1), "aEND|");
+}
+
+class SpecialTokenizer : public PieceTokenizer {
+ public:
+  using PieceTokenizer::PieceTokenizer;
+  absl::string_view SpecialText(int32_t id) const override {
+    return TokenBytes(id).empty() ? "</s>" : "";
+  }
+};
+
+TEST(StreamDecoderTest, SpellsSpecialTokensIfWanted) {
+  const SpecialTokenizer tokenizer({"a", "", "\xe4\xb8", "", "\xad"});
+  for (const bool wanted : {false, true}) {
+    StreamDecoder decoder(&tokenizer,
+                          StreamDecoder::Options({}, false, wanted));
+    std::string text;
+    for (int32_t id = 0; id < 5; ++id) text += decoder.Append(id);
+    text += decoder.Flush();
+    EXPECT_EQ(text, wanted ? absl::StrCat("a</s>", kFffd, "</s>", kFffd)
+                           : "a\xe4\xb8\xad");
+  }
 }
 
 TEST(StreamDecoderTest, AReplacementCharacterCanStop) {

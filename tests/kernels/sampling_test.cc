@@ -64,6 +64,74 @@ TEST(SamplingTest, GreedyFindsExtremes) {
   EXPECT_EQ(TokenOf(c), 0);
 }
 
+// ---- Masks ----
+
+TEST(SamplingTest, MaskedTokensAreImpossibleAtFirst) {
+  Case c;
+  c.logits = {1, 9, 3, 8};
+  c.params.masked = {1, 3};
+  c.params.min_tokens = 5;
+  c.params.logit_bias = {{1, 100}};
+  c.params.num_logprobs = 4;
+  for (const float temperature : {0.0f, 1.0f}) {
+    c.params.temperature = temperature;
+    for (c.index = 0; c.index < 5; ++c.index) {
+      const auto result = Sample(c);
+      ASSERT_TRUE(result.ok());
+      EXPECT_TRUE(result->token == 0 || result->token == 2) << result->token;
+      ASSERT_EQ(result->top.size(), 2u);
+      EXPECT_NEAR(result->top[0].second, -std::log1p(std::exp(-2.0)), 1e-6);
+    }
+    EXPECT_EQ(TokenOf(c), 1);
+  }
+  c.logits = {1, 9};
+  c.params.logit_bias.clear();
+  c.params.masked = {0, 1};
+  c.index = 0;
+  EXPECT_EQ(Sample(c).status().code(), absl::StatusCode::kInternal);
+}
+
+// ---- Given tokens ----
+
+// The arithmetic is that of tokens that are drawn.
+TEST(SamplingTest, AGivenTokenHasTheLogprobOfADrawnOne) {
+  std::mt19937 random(7);
+  std::normal_distribution<float> normal(0, 4);
+  SamplingScratch scratch;
+  for (int round = 0; round < 50; ++round) {
+    Case c;
+    for (int id = 0; id < 300; ++id) c.logits.push_back(normal(random));
+    c.logits[random() % 300] = -kInf;
+    c.params.num_logprobs = 5;
+    c.params.temperature = 3;
+    c.params.seed = round;
+    const auto drawn = Sample(c);
+    ASSERT_TRUE(drawn.ok());
+    const auto given = ScoreToken(c.logits, drawn->token, 5, &scratch);
+    ASSERT_TRUE(given.ok());
+    EXPECT_EQ(given->logprob, drawn->logprob);
+    EXPECT_EQ(given->top, drawn->top);
+    int64_t better = 0;
+    for (const float logit : c.logits) better += logit > c.logits[drawn->token];
+    EXPECT_EQ(given->rank, 1 + better);
+  }
+}
+
+TEST(SamplingTest, AGivenTokenMayBeImpossible) {
+  SamplingScratch scratch;
+  const std::vector<float> logits = {1, -kInf, 1};
+  const auto given = ScoreToken(logits, 1, 0, &scratch);
+  ASSERT_TRUE(given.ok());
+  EXPECT_EQ(given->logprob, -kInf);
+  EXPECT_EQ(given->rank, 3);
+  EXPECT_TRUE(given->top.empty());
+  EXPECT_EQ(ScoreToken(logits, 3, 0, &scratch).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(
+      ScoreToken(std::vector<float>{kNan, 1}, 1, 0, &scratch).status().code(),
+      absl::StatusCode::kInternal);
+}
+
 // ---- Bad rows ----
 
 TEST(SamplingTest, NonFiniteRowsFail) {

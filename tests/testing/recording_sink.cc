@@ -30,7 +30,8 @@ bool RecordingSink::OnStep(StepEvent event) {
   Expect(record_.admitted, "a step before admission");
   Expect(record_.ends == 0, "a step after the end");
   Expect(!only_end_, "a step after the last text");
-  if (event.has_token || !event.logits.empty()) {
+  if (event.has_token || !event.logits.empty() ||
+      !event.prompt_logprobs.empty()) {
     Expect(!stalled_, "a step while the reader is behind");
   } else {
     // What was held back, at the end of the stream.
@@ -42,6 +43,13 @@ bool RecordingSink::OnStep(StepEvent event) {
     Expect(row.position > last_row_, "logits out of order");
     last_row_ = row.position;
     record_.logits.push_back(std::move(row));
+  }
+  for (StepEvent::PromptLogprob& token : event.prompt_logprobs) {
+    Expect(record_.tokens.empty(), "a token of the prompt after others");
+    Expect(token.position ==
+               static_cast<int64_t>(record_.prompt_logprobs.size()) + 1,
+           "a token of the prompt out of order");
+    record_.prompt_logprobs.push_back(std::move(token));
   }
   if (event.has_token) {
     Expect(event.index == next_index_, "a token out of order");

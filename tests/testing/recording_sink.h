@@ -20,6 +20,7 @@ struct StreamRecord {
   std::vector<float> logprobs;  // parallel to tokens
   std::string text;
   std::vector<StepEvent::LogitsRow> logits;
+  std::vector<StepEvent::PromptLogprob> prompt_logprobs;
   std::vector<CommandResult> results;
   std::optional<absl::Status> end;
   int ends = 0;
