@@ -94,6 +94,10 @@ absl::StatusOr<StoppingParams> StoppingFromProto(
       Ids("stopping.stop_token_ids", in.stop_token_ids(), context));
   out.stop_strings.assign(in.stop_strings().begin(), in.stop_strings().end());
   out.ignore_eos = in.ignore_eos();
+  out.min_tokens = in.min_tokens();
+  out.include_stop_str_in_output = in.include_stop_str_in_output();
+  if (in.has_skip_special_tokens())
+    out.skip_special_tokens = in.skip_special_tokens();
   return out;
 }
 
@@ -143,6 +147,10 @@ absl::StatusOr<RequestInput> FromProto(const v1::GenerateRequest& request,
   if (request.stopping().has_max_new_tokens()) {
     input.max_new_tokens = request.stopping().max_new_tokens();
   }
+  if (request.has_prompt_logprobs()) {
+    input.prompt_logprobs = static_cast<int32_t>(
+        std::min(request.prompt_logprobs(), kMaxFieldValue));
+  }
   if (request.has_prompt_ids()) {
     RECURVE_ASSIGN_OR_RETURN(
         input.prompt, Ids("prompt_ids", request.prompt_ids().ids(), context));
@@ -177,11 +185,14 @@ absl::StatusOr<GenerateInput> Complete(RequestInput input,
     return absl::InvalidArgumentError(absl::StrCat(
         complete.prompt_name, " is empty; at least one token is needed"));
   }
+  complete.command.prompt_logprobs = input.prompt_logprobs;
   if (input.max_new_tokens) {
     complete.command.generate = *input.max_new_tokens;
-    if (complete.command.generate == 0) {
+    if (complete.command.generate == 0 && input.prompt_logprobs < 0 &&
+        !input.may_generate_none) {
       return absl::InvalidArgumentError(
-          absl::StrCat(names.generate, " is 0; expected at least 1"));
+          absl::StrCat(names.generate, " is 0; expected at least 1, or ",
+                       names.prompt_logprobs, " with it"));
     }
   } else {
     const int64_t room = context.max_model_len - position -
@@ -199,6 +210,8 @@ GenerateInput SampleOf(const GenerateInput& input, int index) {
   if (index == 0) return sample;
   sample.options.sampling.seed =
       DeriveSeed(input.options.sampling.seed, static_cast<uint64_t>(index));
+  // The prompt's are those of the first.
+  sample.command.prompt_logprobs = -1;
   // A state is there for all of them.
   sample.sample = input.from == nullptr;
   return sample;
@@ -289,6 +302,26 @@ absl::StatusOr<Command> CommandFromProto(const v1::DecodeRequest& request,
   }
 }
 
+namespace {
+
+// Sizes of fields in a message, tags and lengths included; an id has up to 5
+// bytes, a float 4.
+constexpr int64_t kTokenBytes = 5;
+constexpr int64_t kLogprobBytes = 9;
+constexpr int64_t kTopBytes = 13;
+
+void AddLogprob(float value, const std::vector<std::pair<int32_t, float>>& top,
+                v1::TokenLogprob* logprob) {
+  logprob->set_logprob(value);
+  for (const auto& [id, other] : top) {
+    v1::TopLogprob* const one = logprob->add_top();
+    one->set_id(static_cast<uint32_t>(id));
+    one->set_logprob(other);
+  }
+}
+
+}  // namespace
+
 void AppendText(int64_t index, absl::string_view text, v1::Tokens* tokens) {
   if (text.empty()) return;
   if (tokens->ids_size() == 0) tokens->set_index(static_cast<uint32_t>(index));
@@ -303,21 +336,31 @@ void AppendStep(const StepEvent& event, bool with_logprobs,
   }
   tokens->add_ids(static_cast<uint32_t>(event.token));
   tokens->mutable_text()->append(event.text);
-  if (!with_logprobs) return;
-  v1::TokenLogprob* logprob = tokens->add_logprobs();
-  logprob->set_logprob(event.logprob);
-  for (const auto& [id, value] : event.top_logprobs) {
-    v1::TopLogprob* top = logprob->add_top();
-    top->set_id(static_cast<uint32_t>(id));
-    top->set_logprob(value);
+  if (with_logprobs) {
+    AddLogprob(event.logprob, event.top_logprobs, tokens->add_logprobs());
   }
 }
 
+void AppendPrompt(const StepEvent& event, v1::PromptLogprobs* prompt) {
+  for (const StepEvent::PromptLogprob& token : event.prompt_logprobs) {
+    if (prompt->ids_size() == 0) {
+      prompt->set_index(static_cast<uint32_t>(token.position));
+    }
+    prompt->add_ids(static_cast<uint32_t>(token.token));
+    AddLogprob(token.logprob, token.top, prompt->add_logprobs());
+  }
+}
+
+int64_t PromptBytes(const StepEvent& event) {
+  int64_t bytes = 0;
+  for (const StepEvent::PromptLogprob& token : event.prompt_logprobs) {
+    bytes += kTokenBytes + kLogprobBytes +
+             kTopBytes * static_cast<int64_t>(token.top.size());
+  }
+  return bytes;
+}
+
 int64_t StepBytes(const StepEvent& event, bool with_logprobs) {
-  // Tags and lengths included; an id has up to 5 bytes, a float 4.
-  constexpr int64_t kTokenBytes = 5;
-  constexpr int64_t kLogprobBytes = 9;
-  constexpr int64_t kTopBytes = 13;
   int64_t bytes = static_cast<int64_t>(event.text.size());
   if (!event.has_token) return bytes;
   bytes += kTokenBytes;

@@ -39,6 +39,10 @@ struct RequestInput {
   SequenceStatePtr from;
   std::optional<uint64_t> seed;  // absent: one is drawn
   std::optional<int64_t> max_new_tokens;
+  int32_t prompt_logprobs = -1;  // Command::prompt_logprobs
+  // 0 is a max_new_tokens without prompt_logprobs, too: the prompt is the
+  // answer.
+  bool may_generate_none = false;
 
   int64_t text_bytes() const {
     const auto* const text = std::get_if<std::string>(&prompt);
@@ -89,6 +93,10 @@ absl::Status CheckNoOptions(const v1::DecodeRequest& request);
 void AppendStep(const StepEvent& event, bool with_logprobs, v1::Tokens* tokens);
 // An upper bound on the bytes that this adds to a message.
 int64_t StepBytes(const StepEvent& event, bool with_logprobs);
+// Adds the log-probabilities of a step's prompt tokens; and an upper bound on
+// the bytes that this adds.
+void AppendPrompt(const StepEvent& event, v1::PromptLogprobs* prompt);
+int64_t PromptBytes(const StepEvent& event);
 // Adds text without a token; `index` tokens were generated before it.
 void AppendText(int64_t index, absl::string_view text, v1::Tokens* tokens);
 v1::FinishReason ToProto(FinishReason reason);

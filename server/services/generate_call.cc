@@ -31,9 +31,12 @@ class GenerateCall::Sample : public EventSink {
       MutexLock lock(&call_->mu_);
       const bool with_logprobs = call_->with_logprobs_;
       if (event.has_token) call_->part(index_).ticket.CountToken();
-      AppendStep(
-          event, with_logprobs,
-          &tokens.Grow(event.has_token, StepBytes(event, with_logprobs)));
+      AddPrompt(event);
+      if (event.has_token || !event.text.empty()) {
+        AppendStep(
+            event, with_logprobs,
+            &tokens.Grow(event.has_token, StepBytes(event, with_logprobs)));
+      }
       room = call_->HasRoom(index_);
     }
     call_->Pump();
@@ -73,6 +76,10 @@ class GenerateCall::Sample : public EventSink {
       *message->mutable_admitted() = *std::exchange(admitted_, std::nullopt);
       return true;
     }
+    if (!prompt.empty()) {
+      *message->mutable_prompt_logprobs() = prompt.TakeFirst();
+      return true;
+    }
     if (!tokens.empty()) {
       *message->mutable_tokens() = tokens.TakeFirst();
       return true;
@@ -84,9 +91,20 @@ class GenerateCall::Sample : public EventSink {
     return false;
   }
 
+  OutputParts<v1::PromptLogprobs> prompt;
   OutputParts<v1::Tokens> tokens;
 
  private:
+  // In messages of bounded length, whatever a step has.
+  void AddPrompt(StepEvent& event) {
+    for (StepEvent::PromptLogprob& token :
+         std::exchange(event.prompt_logprobs, {})) {
+      StepEvent one;
+      one.prompt_logprobs.push_back(std::move(token));
+      AppendPrompt(one, &prompt.Grow(0, PromptBytes(one)));
+    }
+  }
+
   GenerateCall* const call_;
   const uint32_t index_;
   const uint64_t seed_;
@@ -152,8 +170,9 @@ absl::Status GenerateCall::Open(const v1::GenerateRequest& request) {
 
 StreamCall<v1::GenerateEvent>::Buffered GenerateCall::buffered(
     size_t index) const {
-  const OutputParts<v1::Tokens>& tokens = samples_[index]->tokens;
-  return {tokens.tokens(), tokens.bytes()};
+  const Sample& sample = *samples_[index];
+  return {sample.tokens.tokens(),
+          sample.tokens.bytes() + sample.prompt.bytes()};
 }
 
 bool GenerateCall::TakeOutput(v1::GenerateEvent* message, bool*) {
