@@ -7,6 +7,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "base/status_macros.h"
+#include "engine/tokenizer/stream_decoder.h"
 #include "nlohmann/json.hpp"
 
 namespace recurve {
@@ -40,11 +41,15 @@ class CompletionCall::Choice : public EventSink {
         ++completion_tokens_;
         piece_.last_token = event.token;
       }
-      if (piece_.tokens.ids_size() == 0 && piece_.tokens.text().empty()) {
+      if (piece_.tokens.ids_size() == 0 && piece_.tokens.text().empty() &&
+          piece_.prompt.empty()) {
         piece_bytes_ = 0;  // the previous piece is sent
       }
-      piece_bytes_ += StepBytes(event, with_logprobs_);
-      AppendStep(event, with_logprobs_, &piece_.tokens);
+      piece_bytes_ += StepBytes(event, with_logprobs_) + PromptBytes(event);
+      call_->AddPrompt(piece_.index, std::move(event.prompt_logprobs));
+      if (event.has_token || !event.text.empty()) {
+        AppendStep(event, with_logprobs_, &piece_.tokens);
+      }
       // A single answer at the end does not wait for a reader; CheckWholeSize
       // limits its size.
       room = !call_->request_.stream ||
@@ -168,11 +173,18 @@ absl::Status CompletionCall::CheckWholeSize(
     // One more for the chosen token.
     const int64_t logprobs = submission.options.sampling.num_logprobs + 1;
     tokens += submission.command.generate * (1 + kLogprobTokens * logprobs);
+    if (!request_.echo && !request_.shows_prompt_logprobs) continue;
+    // Shown in each choice.
+    tokens += static_cast<int64_t>(submission.command.append.size()) *
+              (1 + kLogprobTokens * (request_.prompts[0].prompt_logprobs + 1));
   }
   if (tokens <= kMaxWholeTokens) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       "max_tokens is ", submissions[0].command.generate, " for ",
-      submissions.size(), " prompts: the answer may come to ", tokens,
+      submissions.size(), " prompts",
+      request_.echo || request_.shows_prompt_logprobs ? ", which are shown"
+                                                      : "",
+      ": the answer may come to ", tokens,
       " tokens, where a logprob counts as ", kLogprobTokens,
       "; without stream at most ", kMaxWholeTokens, " are allowed"));
 }
@@ -214,15 +226,21 @@ std::optional<ApiError> CompletionCall::PrepareAll() {
   const int samples = request_.samples;
   for (size_t i = 0; i < request_.prompts.size(); ++i) {
     RequestInput& prompt = request_.prompts[i];
-    auto text = std::exchange(prompt.prompt, {});  // no longer needed then
     RequestInput taken = prompt;
-    taken.prompt = std::move(text);
+    if (!request_.echo) prompt.prompt = {};  // no longer needed
     absl::StatusOr<GenerateInput> input = Complete(
         std::move(taken), context, format_->Names(i, request_.prompts.size()));
     if (!input.ok()) return ErrorOf(input.status());
+    std::optional<ChoicePiece::Echo> echo;
+    if (request_.echo) {
+      echo = {PromptText(prompt, input->command.append),
+              input->command.append[0]};
+      prompt.prompt = {};
+    }
     for (int sample = 0; sample < samples; ++sample) {
       Choice& choice = *choices_[i * samples + sample];
       choice.with_logprobs_ = prompt.options.sampling.num_logprobs >= 0;
+      choice.piece_.echo = echo;
       inputs_.push_back(SampleOf(*input, sample));
       // Its prompt counts once.
       choice.is_sample_ = sample > 0;
@@ -236,6 +254,36 @@ std::optional<ApiError> CompletionCall::PrepareAll() {
     }
   }
   return std::nullopt;
+}
+
+std::string CompletionCall::PromptText(const RequestInput& prompt,
+                                       absl::Span<const int32_t> ids) const {
+  if (const auto* const text = std::get_if<std::string>(&prompt.prompt)) {
+    return *text;
+  }
+  const Tokenizer* const tokenizer = environment_.context.tokenizer;
+  if (tokenizer == nullptr) return "";
+  StreamDecoder decoder(
+      tokenizer,
+      StreamDecoder::Options({}, /*includes_stop=*/false,
+                             !prompt.options.stopping.skip_special_tokens));
+  std::string text;
+  for (const int32_t id : ids) {
+    if (id >= tokenizer->vocab_size()) break;  // the engine refuses it
+    text += decoder.Append(id);
+  }
+  return text + decoder.Flush();
+}
+
+void CompletionCall::AddPrompt(int index,
+                               std::vector<StepEvent::PromptLogprob> tokens) {
+  if (tokens.empty()) return;
+  // Those of its samples begin later, and show the same.
+  const int end = index + request_.samples - index % request_.samples;
+  for (int i = index; i < end; ++i) {
+    auto& prompt = choices_[static_cast<size_t>(i)]->piece_.prompt;
+    prompt.insert(prompt.end(), tokens.begin(), tokens.end());
+  }
 }
 
 std::optional<ApiError> CompletionCall::SubmitInputs() {

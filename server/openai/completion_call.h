@@ -54,6 +54,10 @@ class CompletionCall : public RequestCall, public HttpListener {
   void Go(std::optional<ApiError> error);
   std::optional<ApiError> SubmitInputs();
   void Refuse(ApiError error);
+  // The text of a prompt that is shown: `text` as it came, or what the ids
+  // decode to.
+  std::string PromptText(const RequestInput& prompt,
+                         absl::Span<const int32_t> ids) const;
   // An error if an unstreamed answer could become too large.
   absl::Status CheckWholeSize(
       absl::Span<const Engine::Submission> submissions) const;
@@ -69,6 +73,9 @@ class CompletionCall : public RequestCall, public HttpListener {
   // {"id", "object", "created", "model"}; the rest is added later.
   nlohmann::json AnswerJson(bool event) const;
   nlohmann::json TotalUsage() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Adds tokens of the prompt of choice `index` to it and to its samples.
+  void AddPrompt(int index, std::vector<StepEvent::PromptLogprob> tokens)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Ids to be resumed after their output was taken.
   std::vector<uint64_t> TakeStalled() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Includes headers_.

@@ -1,6 +1,7 @@
 #include "server/openai/completion_format.h"
 
 #include <utility>
+#include <variant>
 #include <vector>
 
 namespace recurve {
@@ -17,12 +18,19 @@ class CompletionWriter : public ChoiceWriter {
                 .options.sampling.num_logprobs >= 0) {}
 
   void SetPrompt(absl::Span<const int32_t> prompt) override {
-    if (with_logprobs_) text_offsets_ = TextOffsets(tokenizer_, prompt);
+    if (!with_logprobs_) return;
+    const bool special_tokens =
+        !request_.prompts[0].options.stopping.skip_special_tokens;
+    text_offsets_ = TextOffsets(
+        tokenizer_, request_.echo ? absl::Span<const int32_t>() : prompt,
+        special_tokens);
   }
 
   std::vector<nlohmann::json> TakeEvents(ChoicePiece* piece) override {
     if (!HasContent(piece)) return {};
     std::vector<nlohmann::json> events = {Whole(*piece)};
+    piece->echo.reset();
+    piece->prompt.clear();
     piece->tokens.Clear();
     piece->finished.reset();
     return events;
@@ -36,6 +44,7 @@ class CompletionWriter : public ChoiceWriter {
   // Drops output that never will be sent.
   bool HasContent(ChoicePiece* piece) const {
     if (!piece->tokens.text().empty() || piece->finished) return true;
+    if (request_.echo && !piece->prompt.empty()) return true;
     if (piece->tokens.ids_size() == 0) return false;
     if (with_logprobs_ || request_.continuous_usage ||
         request_.ShowsTokenIds(tokenizer_)) {
@@ -66,6 +75,11 @@ int64_t CompletionFormat::PrepareBytes(const CompletionRequest& request) const {
   int64_t bytes = 0;
   for (const RequestInput& prompt : request.prompts) {
     bytes += prompt.text_bytes();
+    // To be decoded.
+    const auto* const ids = std::get_if<std::vector<int32_t>>(&prompt.prompt);
+    if (request.echo && ids != nullptr) {
+      bytes += static_cast<int64_t>(ids->size() * sizeof(int32_t));
+    }
   }
   return bytes;
 }

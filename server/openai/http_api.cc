@@ -21,6 +21,7 @@
 #include "server/openai/completion_call.h"
 #include "server/openai/completion_format.h"
 #include "server/openai/openai.h"
+#include "server/openai/render_call.h"
 #include "server/openai/tokenize_call.h"
 #include "server/telemetry/metric_aliases.h"
 #include "server/telemetry/metrics.h"
@@ -31,6 +32,7 @@ namespace {
 
 constexpr absl::string_view kModelPrefix = "/v1/models/";
 constexpr char kCompletions[] = "/v1/completions";
+constexpr char kCompletionsRender[] = "/v1/completions/render";
 constexpr char kChat[] = "/v1/chat/completions";
 constexpr char kTokenize[] = "/tokenize";
 constexpr char kDetokenize[] = "/detokenize";
@@ -41,7 +43,8 @@ bool Generates(absl::string_view path) {
 }
 // Paths that take the JSON of a request.
 bool TakesJson(absl::string_view path) {
-  return Generates(path) || path == kTokenize || path == kDetokenize;
+  return Generates(path) || path == kCompletionsRender || path == kTokenize ||
+         path == kDetokenize;
 }
 // Paths that need a key, if there are keys.
 bool IsOfApi(absl::string_view path) {
@@ -119,9 +122,9 @@ std::string TakeTimeout(HttpRequest* request) {
 std::string NotFound(absl::string_view path) {
   return absl::StrCat(
       "there is nothing under ", Quote(path),
-      "; expected /v1/chat/completions, /v1/completions, /v1/models, "
-      "/tokenize, /detokenize, /health or /metrics, as far as this port has "
-      "them");
+      "; expected /v1/chat/completions, /v1/completions, "
+      "/v1/completions/render, /v1/models, /tokenize, /detokenize, /health or "
+      "/metrics, as far as this port has them");
 }
 
 // 404: a retry cannot succeed.
@@ -274,8 +277,9 @@ void HttpApi::OnAnswered(const std::string& path, int status, double seconds) {
   if (options_.counters == nullptr) return;
   // A label has few values, whatever paths clients request.
   const char* endpoint = "other";
-  for (const char* known : {kChat, kCompletions, kTokenize, kDetokenize,
-                            "/v1/models", "/health", "/metrics"}) {
+  for (const char* known :
+       {kChat, kCompletions, kCompletionsRender, kTokenize, kDetokenize,
+        "/v1/models", "/health", "/metrics"}) {
     if (path == known) endpoint = known;
   }
   if (absl::StartsWith(path, kModelPrefix)) endpoint = "/v1/models";
@@ -284,6 +288,11 @@ void HttpApi::OnAnswered(const std::string& path, int status, double seconds) {
 
 void HttpApi::Handle(HttpRequest request, std::shared_ptr<HttpReply> reply) {
   if (!TakesJson(request.path)) return reply->Send(Get(request.path));
+  if (request.path == kCompletionsRender) {
+    return std::make_shared<RenderCall>(*options_.environment,
+                                        options_.model_name, std::move(reply))
+        ->Begin(request);
+  }
   if (!Generates(request.path)) {
     return std::make_shared<TokenizeCall>(*options_.environment,
                                           options_.model_name, std::move(reply),

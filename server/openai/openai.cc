@@ -7,6 +7,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/types/span.h"
 #include "engine/tokenizer/utf8.h"
 #include "nlohmann/json.hpp"
 
@@ -38,33 +39,104 @@ double Finite(float logprob) {
   return std::isfinite(logprob) ? logprob : -9999.0;
 }
 
-json LogprobsJson(const v1::Tokens& tokens, const CompletionRequest& request,
-                  const Tokenizer* tokenizer, TextOffsets* offsets_of) {
-  json texts = json::array();
-  json values = json::array();
-  json tops = json::array();
-  json offsets = json::array();
-  for (int i = 0; i < tokens.ids_size(); ++i) {
-    const auto id = static_cast<int32_t>(tokens.ids(i));
-    const std::string text = TokenText(id, request, tokenizer);
-    const v1::TokenLogprob& logprob = tokens.logprobs(i);
-    json top = json::object();
-    // The more likely of two tokens with the same text counts.
-    for (const v1::TopLogprob& other : logprob.top()) {
-      top.emplace(
-          TokenText(static_cast<int32_t>(other.id()), request, tokenizer),
-          Finite(other.logprob()));
-    }
-    top.emplace(text, Finite(logprob.logprob()));
-    offsets.push_back(offsets_of->Next(id));
-    texts.push_back(text);
-    values.push_back(Finite(logprob.logprob()));
-    tops.push_back(std::move(top));
+// The lists of `logprobs`, token by token.
+class LogprobLists {
+ public:
+  LogprobLists(const CompletionRequest& request, const Tokenizer* tokenizer,
+               TextOffsets* offsets)
+      : request_(request), tokenizer_(tokenizer), text_offsets_(offsets) {}
+
+  // A token that nothing predicts.
+  void AddFirst(int32_t id) {
+    AddToken(id);
+    values_.push_back(nullptr);
+    tops_.push_back(nullptr);
   }
-  return {{"tokens", std::move(texts)},
-          {"token_logprobs", std::move(values)},
-          {"top_logprobs", std::move(tops)},
-          {"text_offset", std::move(offsets)}};
+  // `top` has (token id, log-probability) of the likeliest.
+  template <typename Top>
+  void Add(int32_t id, float logprob, const Top& top) {
+    json best = json::object();
+    // The more likely of two tokens with the same text counts.
+    for (const auto& [other, value] : top) {
+      best.emplace(TokenText(other, request_, tokenizer_), Finite(value));
+    }
+    best.emplace(AddToken(id), Finite(logprob));
+    values_.push_back(Finite(logprob));
+    tops_.push_back(std::move(best));
+  }
+  json Take() {
+    return {{"tokens", std::move(texts_)},
+            {"token_logprobs", std::move(values_)},
+            {"top_logprobs", std::move(tops_)},
+            {"text_offset", std::move(offsets_)}};
+  }
+
+ private:
+  std::string AddToken(int32_t id) {
+    std::string text = TokenText(id, request_, tokenizer_);
+    offsets_.push_back(text_offsets_->Next(id));
+    texts_.push_back(text);
+    return text;
+  }
+
+  const CompletionRequest& request_;
+  const Tokenizer* const tokenizer_;
+  TextOffsets* const text_offsets_;
+  json texts_ = json::array();
+  json values_ = json::array();
+  json tops_ = json::array();
+  json offsets_ = json::array();
+};
+
+json LogprobsJson(const ChoicePiece& piece, int32_t count,
+                  const CompletionRequest& request, const Tokenizer* tokenizer,
+                  TextOffsets* offsets) {
+  LogprobLists lists(request, tokenizer, offsets);
+  if (piece.echo) lists.AddFirst(piece.echo->first_token);
+  if (request.echo) {
+    for (const StepEvent::PromptLogprob& token : piece.prompt) {
+      // The field `prompt_logprobs` may ask for more.
+      const size_t most =
+          std::min(token.top.size(), static_cast<size_t>(count));
+      lists.Add(token.token, token.logprob,
+                absl::MakeConstSpan(token.top).first(most));
+    }
+  }
+  std::vector<std::pair<int32_t, float>> top;
+  for (int i = 0; i < piece.tokens.ids_size(); ++i) {
+    const v1::TokenLogprob& logprob = piece.tokens.logprobs(i);
+    top.clear();
+    for (const v1::TopLogprob& other : logprob.top()) {
+      top.emplace_back(static_cast<int32_t>(other.id()), other.logprob());
+    }
+    lists.Add(static_cast<int32_t>(piece.tokens.ids(i)), logprob.logprob(),
+              top);
+  }
+  return lists.Take();
+}
+
+// The field `prompt_logprobs`: null for the first token; then, for each token,
+// an object of the token itself and the likeliest ones, by id.
+json PromptLogprobsJson(const std::vector<StepEvent::PromptLogprob>& prompt,
+                        const CompletionRequest& request,
+                        const Tokenizer* tokenizer) {
+  const auto entry = [&](int32_t id, float logprob, int64_t rank) {
+    return json{{"logprob", Finite(logprob)},
+                {"rank", rank},
+                {"decoded_token", TokenText(id, request, tokenizer)}};
+  };
+  json list = json::array({nullptr});
+  for (const StepEvent::PromptLogprob& token : prompt) {
+    json tokens = json::object();
+    tokens.emplace(absl::StrCat(token.token),
+                   entry(token.token, token.logprob, token.rank));
+    int64_t rank = 0;
+    for (const auto& [id, logprob] : token.top) {
+      tokens.emplace(absl::StrCat(id), entry(id, logprob, ++rank));
+    }
+    list.push_back(std::move(tokens));
+  }
+  return list;
 }
 
 }  // namespace
@@ -82,9 +154,11 @@ std::string TokenText(int32_t id, const Tokenizer* tokenizer) {
 }
 
 TextOffsets::TextOffsets(const Tokenizer* tokenizer,
-                         absl::Span<const int32_t> prompt) {
+                         absl::Span<const int32_t> prompt,
+                         bool special_tokens) {
   if (tokenizer == nullptr) return;
-  decoder_.emplace(tokenizer, std::vector<std::string>());
+  decoder_.emplace(tokenizer, StreamDecoder::Options(
+                                  {}, /*includes_stop=*/false, special_tokens));
   decoder_->SkipBefore(prompt);
 }
 
@@ -201,10 +275,17 @@ json ChoiceJson(const ChoicePiece& piece, const CompletionRequest& request,
                  {"logprobs", nullptr},
                  {"finish_reason", nullptr},
                  {"stop_reason", nullptr}};
-  if (request.prompts[static_cast<size_t>(piece.index / request.samples)]
-          .options.sampling.num_logprobs >= 0) {
+  if (piece.echo) choice["text"] = piece.echo->text + piece.tokens.text();
+  const int32_t num_logprobs =
+      request.prompts[static_cast<size_t>(piece.index / request.samples)]
+          .options.sampling.num_logprobs;
+  if (num_logprobs >= 0) {
     choice["logprobs"] =
-        LogprobsJson(piece.tokens, request, tokenizer, offsets);
+        LogprobsJson(piece, num_logprobs, request, tokenizer, offsets);
+  }
+  if (request.shows_prompt_logprobs) {
+    choice["prompt_logprobs"] =
+        PromptLogprobsJson(piece.prompt, request, tokenizer);
   }
   if (request.ShowsTokenIds(tokenizer)) {
     json ids = json::array();

@@ -49,6 +49,8 @@ struct CompletionRequest {
   bool continuous_usage = false;  // in every event
   bool return_token_ids = false;
   bool tokens_as_ids = false;  // in logprobs, "token_id:65" instead of "A"
+  bool echo = false;           // the prompt before its completion
+  bool shows_prompt_logprobs = false;  // the field `prompt_logprobs`
 
   // A model without a tokenizer has only token ids to show.
   bool ShowsTokenIds(const Tokenizer* tokenizer) const {
@@ -77,6 +79,14 @@ std::optional<ApiError> ParseCompletion(absl::string_view body,
 // The contents of one choice, or of a part of it.
 struct ChoicePiece {
   int index = 0;
+  // The prompt, before anything else of the choice: its text, and the first
+  // token, which has no log-probability.
+  struct Echo {
+    std::string text;
+    int32_t first_token = 0;
+  };
+  std::optional<Echo> echo;
+  std::vector<StepEvent::PromptLogprob> prompt;  // further tokens of it
   v1::Tokens tokens;
   std::optional<v1::Finished> finished;
   int32_t last_token = 0;        // the one that finished it
@@ -89,7 +99,8 @@ class TextOffsets {
   TextOffsets() = default;
   // As above if `tokenizer` is null; it must outlive this object. `prompt`
   // decides whether the first token begins a text.
-  TextOffsets(const Tokenizer* tokenizer, absl::Span<const int32_t> prompt);
+  TextOffsets(const Tokenizer* tokenizer, absl::Span<const int32_t> prompt,
+              bool special_tokens = false);
 
   // Characters of the text that are complete before the next token, `id`.
   int64_t Next(int32_t id);

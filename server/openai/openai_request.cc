@@ -31,13 +31,10 @@ struct Neutral {
 const std::vector<Neutral>& NeutralOptions() {
   static const auto& options = *new std::vector<Neutral>{
       {"best_of", {1}},
-      {"echo", {false}},
       {"suffix", {""}},
       {"use_beam_search", {false}},
       {"length_penalty", {1}},
       {"early_stopping", {false}},
-      {"include_stop_str_in_output", {false}},
-      {"skip_special_tokens", {true}},
       {"spaces_between_special_tokens", {true}},
       {"add_special_tokens", {true}},
       {"detokenize", {true}},
@@ -172,7 +169,7 @@ bool ReadOption(const std::string& key, const json& value, FieldReader& reader,
   StoppingParams& stopping = base->options.stopping;
   if (key == "max_tokens" || key == "max_completion_tokens") {
     const int64_t count =
-        reader.Int(key, value, 1, std::numeric_limits<int32_t>::max());
+        reader.Int(key, value, 0, std::numeric_limits<int32_t>::max());
     if (base->max_new_tokens && *base->max_new_tokens != count) {
       const char* const other =
           key == "max_tokens" ? "max_completion_tokens" : "max_tokens";
@@ -223,6 +220,12 @@ bool ReadOption(const std::string& key, const json& value, FieldReader& reader,
     ReadStopTokenIds(value, reader, &stopping);
   } else if (key == "ignore_eos") {
     stopping.ignore_eos = reader.Bool(key, value);
+  } else if (key == "min_tokens") {
+    stopping.min_tokens = reader.Int(key, value, 0, kMaxInt32);
+  } else if (key == "include_stop_str_in_output") {
+    stopping.include_stop_str_in_output = reader.Bool(key, value);
+  } else if (key == "skip_special_tokens") {
+    stopping.skip_special_tokens = reader.Bool(key, value);
   } else if (key == "logprobs") {
     sampling.num_logprobs =
         static_cast<int32_t>(reader.Int(key, value, 0, kMaxLogprobs));
@@ -277,27 +280,28 @@ void FinishOptions(const json& object, FieldReader& reader,
 
 namespace {
 
-// This server has no min_tokens: it is accepted if nothing can end the output
-// before max_tokens.
-void CheckMinTokens(int64_t min_tokens, const RequestInput& base,
-                    FieldReader& reader) {
-  if (min_tokens == 0) return;
-  const StoppingParams& stopping = base.options.stopping;
-  if (base.max_new_tokens && min_tokens > *base.max_new_tokens) {
-    return reader.Fail("min_tokens",
-                       absl::StrCat("is ", min_tokens,
-                                    "; expected at most max_tokens, which is ",
-                                    *base.max_new_tokens));
+// What `echo` and `prompt_logprobs` mean for the engine, once all members are
+// read.
+void FinishPromptOptions(const CompletionRequest& request, FieldReader& reader,
+                         RequestInput* base) {
+  base->may_generate_none = request.echo;
+  if (request.shows_prompt_logprobs && request.stream) {
+    // As in vLLM, whose form this is.
+    return reader.Fail("prompt_logprobs",
+                       absl::StrCat("is ", base->prompt_logprobs,
+                                    ", and stream is true; expected no stream, "
+                                    "or echo with logprobs"));
   }
-  if (base.max_new_tokens && stopping.ignore_eos &&
-      stopping.stop_strings.empty() && stopping.stop_token_ids.empty()) {
-    return;
+  if (request.echo) {
+    base->prompt_logprobs =
+        std::max(base->prompt_logprobs, base->options.sampling.num_logprobs);
   }
-  reader.Fail("min_tokens",
-              absl::StrCat("is ", min_tokens,
-                           "; this server supports 0 only, or up to max_tokens "
-                           "where that is given with ignore_eos and without "
-                           "stop and stop_token_ids"));
+  if (base->max_new_tokens == 0 && !request.echo &&
+      !request.shows_prompt_logprobs) {
+    reader.Fail("max_tokens",
+                absl::StrCat("is 0; expected an integer from 1 to ", kMaxInt32,
+                             ", or echo or prompt_logprobs with it"));
+  }
 }
 
 }  // namespace
@@ -316,13 +320,16 @@ std::optional<ApiError> ParseCompletion(absl::string_view body,
   RequestInput base;
   base.options.sampling.temperature = 1;
   const json* prompt = nullptr;
-  int64_t min_tokens = 0;
   for (const auto& [key, value] : object.items()) {
     if (value.is_null()) continue;  // as if absent
     if (key == "prompt") {
       prompt = &value;
-    } else if (key == "min_tokens") {
-      min_tokens = reader.Int(key, value, 0, kMaxInt32);
+    } else if (key == "echo") {
+      request->echo = reader.Bool(key, value);
+    } else if (key == "prompt_logprobs") {
+      base.prompt_logprobs =
+          static_cast<int32_t>(reader.Int(key, value, 0, kMaxLogprobs));
+      request->shows_prompt_logprobs = true;
     } else if (key == "model") {
       if (auto error = CheckModel(reader, value, model_name)) return error;
     } else if (!ReadOption(key, value, reader, request, &base)) {
@@ -330,7 +337,7 @@ std::optional<ApiError> ParseCompletion(absl::string_view body,
     }
     if (reader.failed()) return reader.TakeError();
   }
-  CheckMinTokens(min_tokens, base, reader);
+  FinishPromptOptions(*request, reader, &base);
   FinishOptions(object, reader, request, &base);
   if (prompt == nullptr) {
     reader.Fail("prompt", "is missing");

@@ -189,6 +189,19 @@ TEST(OpenAiTest, OptionsThatAskForNothingAreAccepted) {
        {"n", 1.0},
        {"min_tokens", 0}},
       {{"min_tokens", 0}, {"stop", "a"}},
+      // lm-evaluation-harness
+      {{"temperature", 0},
+       {"max_tokens", 1},
+       {"logprobs", 1},
+       {"seed", 1234},
+       {"echo", true}},
+      {{"max_tokens", 0}, {"echo", true}},
+      {{"max_tokens", 0}, {"prompt_logprobs", 0}},
+      // smg
+      {{"skip_special_tokens", true},
+       {"spaces_between_special_tokens", true},
+       {"include_stop_str_in_output", false},
+       {"min_tokens", 3}},
       {{"min_tokens", 8},
        {"max_completion_tokens", 9},
        {"ignore_eos", true},
@@ -199,27 +212,25 @@ TEST(OpenAiTest, OptionsThatAskForNothingAreAccepted) {
 }
 
 TEST(OpenAiTest, OptionsThatAskForWhatThereIsNotAreRefused) {
-  const std::string min_tokens =
-      "min_tokens is 8; this server supports 0 only, or up to max_tokens where "
-      "that is given with ignore_eos and without stop and stop_token_ids";
   const std::pair<json, std::string> refused[] = {
-      {{{"min_tokens", 8}}, min_tokens},
-      {{{"min_tokens", 8}, {"max_tokens", 8}}, min_tokens},
-      {{{"min_tokens", 8}, {"ignore_eos", true}}, min_tokens},
-      {{{"min_tokens", 8},
-        {"max_tokens", 8},
-        {"ignore_eos", true},
-        {"stop", "a"}},
-       min_tokens},
-      {{{"min_tokens", 8},
-        {"max_tokens", 8},
-        {"ignore_eos", true},
-        {"stop_token_ids", {1}}},
-       min_tokens},
-      {{{"min_tokens", 9}, {"max_tokens", 8}, {"ignore_eos", true}},
-       "min_tokens is 9; expected at most max_tokens, which is 8"},
       {{{"min_tokens", -1}},
        "min_tokens is -1; expected an integer from 0 to 2147483647"},
+      {{{"max_tokens", 0}},
+       "max_tokens is 0; expected an integer from 1 to 2147483647, or echo or "
+       "prompt_logprobs with it"},
+      {{{"prompt_logprobs", 21}},
+       "prompt_logprobs is 21; expected an integer from 0 to 20"},
+      {{{"prompt_logprobs", -1}},
+       "prompt_logprobs is -1; expected an integer from 0 to 20"},
+      {{{"prompt_logprobs", 2}, {"stream", true}},
+       "prompt_logprobs is 2, and stream is true; expected no stream, or echo "
+       "with logprobs"},
+      {{{"echo", 1}}, "echo is 1; expected true or false"},
+      {{{"skip_special_tokens", "no"}},
+       "skip_special_tokens is 'no'; expected true or false"},
+      {{{"spaces_between_special_tokens", false}},
+       "spaces_between_special_tokens is false; this server supports true "
+       "only"},
       {{{"service_tier", "flex"}},
        "service_tier is 'flex'; this server supports \"auto\" or \"default\" "
        "only"},
