@@ -108,6 +108,9 @@ absl::Status SetStopping(const GenerateFlags& flags,
   stopping.mutable_stop_token_ids()->Add(flags.stop_token_ids.begin(),
                                          flags.stop_token_ids.end());
   if (flags.ignore_eos) stopping.set_ignore_eos(true);
+  if (flags.min_tokens) stopping.set_min_tokens(*flags.min_tokens);
+  if (flags.include_stop) stopping.set_include_stop_str_in_output(true);
+  if (flags.show_special_tokens) stopping.set_skip_special_tokens(false);
   if (stopping.ByteSizeLong() > 0) {
     *request->mutable_stopping() = std::move(stopping);
   }
@@ -115,7 +118,7 @@ absl::Status SetStopping(const GenerateFlags& flags,
 }
 
 nlohmann::ordered_json ToJson(const Generation& generation,
-                              bool with_logprobs) {
+                              const GenerateFlags& flags) {
   nlohmann::ordered_json json;
   json["request_id"] = generation.request_id;
   json["token_ids"] = generation.token_ids;
@@ -127,7 +130,15 @@ nlohmann::ordered_json ToJson(const Generation& generation,
   json["usage"] = ProtoToJson(generation.end.usage());
   json["timings"] = ProtoToJson(generation.end.timings());
   json["seed"] = generation.seed;
-  if (with_logprobs) {
+  if (flags.prompt_logprobs) {
+    json["prompt_logprobs"] = nlohmann::ordered_json::array();
+    for (int i = 0; i < generation.prompt.ids_size(); ++i) {
+      nlohmann::ordered_json token = {{"id", generation.prompt.ids(i)}};
+      token.update(ProtoToJson(generation.prompt.logprobs(i)));
+      json["prompt_logprobs"].push_back(std::move(token));
+    }
+  }
+  if (flags.logprobs) {
     json["logprobs"] = nlohmann::ordered_json::array();
     for (const v1::TokenLogprob& logprob : generation.logprobs) {
       json["logprobs"].push_back(ProtoToJson(logprob));
@@ -235,7 +246,7 @@ absl::Status GenerateSamples(RecurveClient* client, const GenerateFlags& flags,
   for (size_t i = 0; i < samples.size(); ++i) {
     if (flags.json) {
       nlohmann::ordered_json json = {{"sample", i}};
-      json.update(ToJson(samples[i], flags.logprobs.has_value()));
+      json.update(ToJson(samples[i], flags));
       list.push_back(std::move(json));
     } else {
       PrintSummary(samples[i], absl::StrCat("[", i, "] "));
@@ -287,6 +298,10 @@ absl::StatusOr<v1::GenerateRequest> MakeGenerateRequest(
   if (flags.logprobs.has_value() && !flags.json) {
     return absl::InvalidArgumentError("--logprobs is printed with --json only");
   }
+  if (flags.prompt_logprobs.has_value() && !flags.json) {
+    return absl::InvalidArgumentError(
+        "--prompt-logprobs is printed with --json only");
+  }
   v1::GenerateRequest request;
   RECURVE_RETURN_IF_ERROR(SetPrompt(flags, &request));
   RECURVE_RETURN_IF_ERROR(SetSampling(flags, &request));
@@ -300,6 +315,9 @@ absl::StatusOr<v1::GenerateRequest> MakeGenerateRequest(
   }
   if (flags.priority) request.set_priority(*flags.priority);
   if (flags.logprobs) request.set_logprobs(*flags.logprobs);
+  if (flags.prompt_logprobs) {
+    request.set_prompt_logprobs(*flags.prompt_logprobs);
+  }
   if (!IsProtobufString(flags.cache_key)) {
     return absl::InvalidArgumentError(
         "--cache-key: the text is not valid UTF-8");
@@ -331,8 +349,7 @@ absl::Status GenerateAndPrint(RecurveClient* client, const GenerateFlags& flags,
   RECURVE_RETURN_IF_ERROR(
       Stream(client, request, !flags.json, as_ids, options, &generation));
   if (flags.json) {
-    const std::string text =
-        ToJson(generation, flags.logprobs.has_value()).dump();
+    const std::string text = ToJson(generation, flags).dump();
     absl::PrintF("%s\n", text);
   } else {
     PrintSummary(generation, "");
@@ -376,6 +393,10 @@ void AddSamplingFlags(CLI::App* command, GenerateFlags* flags) {
                    "Report log-probabilities (with --json): of the chosen "
                    "token and the N likeliest")
       ->transform(Decimal(UINT32_MAX));
+  command
+      ->add_option("--prompt-logprobs", flags->prompt_logprobs,
+                   "Likewise of the tokens of the prompt, from the second on")
+      ->transform(Decimal(UINT32_MAX));
 }
 
 void AddStoppingFlags(CLI::App* command, GenerateFlags* flags) {
@@ -394,6 +415,15 @@ void AddStoppingFlags(CLI::App* command, GenerateFlags* flags) {
       ->transform(Decimal(UINT32_MAX));
   command->add_flag("--ignore-eos", flags->ignore_eos,
                     "Go on after end-of-sequence tokens");
+  command
+      ->add_option("--min-tokens", flags->min_tokens,
+                   "Nothing ends the output before this many tokens")
+      ->transform(Decimal(UINT32_MAX));
+  command->add_flag("--include-stop", flags->include_stop,
+                    "The text has what stopped it");
+  command->add_flag(
+      "--show-special-tokens", flags->show_special_tokens,
+      "The text has special tokens, as the tokenizer spells them");
 }
 
 void RegisterGenerate(CLI::App* app, int* exit_code) {

@@ -31,7 +31,11 @@ struct GenerateFlags {
   std::vector<std::string> stop;
   std::vector<uint32_t> stop_token_ids;
   bool ignore_eos = false;
+  std::optional<uint32_t> min_tokens;
+  bool include_stop = false;
+  bool show_special_tokens = false;
   std::optional<uint32_t> logprobs;
+  std::optional<uint32_t> prompt_logprobs;
   std::optional<int32_t> priority;
   std::string cache_key;
   std::vector<uint32_t> snapshot_at;

@@ -4,6 +4,20 @@
 
 namespace recurve {
 
+absl::Status Generation::AddPrompt(const v1::PromptLogprobs& part) {
+  const auto next = static_cast<uint32_t>(prompt.ids_size() + 1);
+  if (part.index() != next || part.ids_size() != part.logprobs_size()) {
+    return absl::DataLossError(absl::StrCat(
+        "log-probabilities of the prompt are of ", part.logprobs_size(),
+        " tokens from position ", part.index(), " on; expected ",
+        part.ids_size(), " from ", next, " on"));
+  }
+  prompt.set_index(1);
+  prompt.mutable_ids()->MergeFrom(part.ids());
+  prompt.mutable_logprobs()->MergeFrom(part.logprobs());
+  return absl::OkStatus();
+}
+
 absl::Status Generation::AddTokens(const v1::Tokens& tokens) {
   if (tokens.index() != token_ids.size()) {
     return absl::DataLossError(
@@ -24,6 +38,8 @@ absl::Status Generation::Add(const v1::GenerateEvent& event) {
       request_id = event.admitted().request_id();
       seed = event.admitted().seed();
       return absl::OkStatus();
+    case v1::GenerateEvent::kPromptLogprobs:
+      return AddPrompt(event.prompt_logprobs());
     case v1::GenerateEvent::kTokens:
       return AddTokens(event.tokens());
     case v1::GenerateEvent::kFinished:

@@ -20,6 +20,9 @@ struct Generation {
   std::string text;
   // One for each token if the request asked for them, else empty.
   std::vector<v1::TokenLogprob> logprobs;
+  // The prompt's tokens from the second on, and their log-probabilities, if the
+  // request asked for these.
+  v1::PromptLogprobs prompt;
   // From the finished event; defaults before that.
   bool finished = false;
   v1::Finished end;
@@ -33,6 +36,7 @@ struct Generation {
   absl::Status CheckFinished() const;
 
  private:
+  absl::Status AddPrompt(const v1::PromptLogprobs& part);
   absl::Status AddTokens(const v1::Tokens& tokens);
 };
 

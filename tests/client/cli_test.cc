@@ -153,8 +153,14 @@ TEST_F(CliTest, PassesEveryFlagOn) {
                                 "--stop-token-id",
                                 "8",
                                 "--ignore-eos",
+                                "--min-tokens",
+                                "5",
+                                "--include-stop",
+                                "--show-special-tokens",
                                 "--logprobs",
                                 "2",
+                                "--prompt-logprobs",
+                                "3",
                                 "--priority",
                                 "-3",
                                 "--timeout",
@@ -175,6 +181,11 @@ TEST_F(CliTest, PassesEveryFlagOn) {
   EXPECT_THAT(request.stopping().stop_strings(), ElementsAre("x", "y"));
   EXPECT_THAT(request.stopping().stop_token_ids(), ElementsAre(7, 8));
   EXPECT_TRUE(request.stopping().ignore_eos());
+  EXPECT_EQ(request.stopping().min_tokens(), 5u);
+  EXPECT_TRUE(request.stopping().include_stop_str_in_output());
+  EXPECT_TRUE(request.stopping().has_skip_special_tokens());
+  EXPECT_FALSE(request.stopping().skip_special_tokens());
+  EXPECT_EQ(request.prompt_logprobs(), 3u);
   EXPECT_EQ(request.logprobs(), 2u);
   EXPECT_EQ(request.priority(), -3);
   EXPECT_EQ(nlohmann::json::parse(output.out)["seed"], 18446744073709551615u);

@@ -100,6 +100,53 @@ def test_logprobs(client: Client) -> None:
     assert client.generate(PROMPT, max_new_tokens=5).result().logprobs == ()
 
 
+def test_logprobs_of_the_prompt(client: Client) -> None:
+    result = client.generate(PROMPT, max_new_tokens=5, prompt_logprobs=2, logprobs=2).result()
+    # The first token is the beginning of the sequence.
+    assert [token.id for token in result.prompt_logprobs] == list(PROMPT.encode())
+    assert all(len(token.top) == 2 for token in result.prompt_logprobs)
+    assert all(token.logprob <= 0 for token in result.prompt_logprobs)
+    assert result.usage.cache.cached_tokens == 0
+    assert result.usage.cache.miss == "disabled"
+    # Those that a token had when it was generated, which a prompt repeats.
+    again = client.generate(PROMPT + result.text, max_new_tokens=0, prompt_logprobs=2).result()
+    assert again.token_ids == ()
+    for scored, drawn in zip(again.prompt_logprobs[-5:], result.logprobs, strict=True):
+        assert math.isclose(scored.logprob, drawn.logprob, abs_tol=1e-4)
+    assert client.generate(PROMPT, max_new_tokens=1).result().prompt_logprobs == ()
+
+
+def test_several_continuations(client: Client) -> None:
+    stream = client.generate(
+        PROMPT, max_new_tokens=8, temperature=3, seed=5, n=3, prompt_logprobs=0
+    )
+    seen = {tokens.sample for tokens in stream}
+    results = stream.results()
+    assert seen == {0, 1, 2}
+    assert len({result.text for result in results}) == 3
+    assert stream.result() == results[0]
+    assert results[0].seed == 5
+    assert [len(result.prompt_logprobs) for result in results] == [len(PROMPT), 0, 0]
+    alone = client.generate(PROMPT, max_new_tokens=8, temperature=3, seed=results[2].seed)
+    assert alone.result().token_ids == results[2].token_ids
+
+
+def test_min_tokens(client: Client) -> None:
+    plain = client.generate(PROMPT, max_new_tokens=24).result()
+    stop = plain.text[3]
+    early = client.generate(PROMPT, max_new_tokens=24, stop_token_ids=[ord(stop)])
+    assert early.result().text == plain.text[: plain.text.index(stop)]
+    late = client.generate(
+        PROMPT, max_new_tokens=24, stop_token_ids=[ord(stop)], min_tokens=20
+    ).result()
+    assert len(late.token_ids) > 20
+    assert ord(stop) not in late.token_ids[:20]
+    included = client.generate(
+        PROMPT, max_new_tokens=24, stop_strings=["add"], include_stop_str_in_output=True
+    ).result()
+    assert included.text.endswith("add")
+
+
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"prompt": []}, "prompt_ids"),
     ({"prompt": [1, 2, 999]}, "prompt_ids[2]"),
@@ -123,6 +170,13 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"logit_bias": {-1: 1}}, "sampling.logit_bias[-1]"),
     ({"logit_bias": [1]}, "sampling.logit_bias"),
     ({"max_new_tokens": 0}, "stopping.max_new_tokens"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs"),
+    ({"prompt_logprobs": -1}, "prompt_logprobs"),
+    ({"n": 17}, "n"),
+    ({"n": 0}, "n"),
+    ({"min_tokens": 9, "max_new_tokens": 8}, "stopping.min_tokens"),
+    ({"min_tokens": -1}, "stopping.min_tokens"),
+    ({"skip_special_tokens": "yes"}, "stopping.skip_special_tokens"),
     ({"max_new_tokens": 1.5}, "stopping.max_new_tokens"),
     ({"max_new_tokens": 100000}, "stopping.max_new_tokens"),  # prompt and output together
     ({"stop_token_ids": [1, 999]}, "stopping.stop_token_ids[1]"),

@@ -23,6 +23,7 @@ from recurve._sequence import CommandStream, Sequence
 from recurve._states import States
 from recurve._sync import Client, GenerateStream
 from recurve._types import (
+    CacheUse,
     CommandResult,
     FinishReason,
     Generation,
@@ -30,6 +31,7 @@ from recurve._types import (
     Load,
     LogitsRow,
     ModelInfo,
+    PromptToken,
     ServerInfo,
     StateInfo,
     StateList,
@@ -45,6 +47,7 @@ __all__ = [
     "AsyncGenerateStream",
     "AsyncSequence",
     "AsyncStates",
+    "CacheUse",
     "Client",
     "CommandResult",
     "CommandStream",
@@ -58,6 +61,7 @@ __all__ = [
     "ModelInfo",
     "Params",
     "Prompt",
+    "PromptToken",
     "RecurveError",
     "RetryPolicy",
     "Sequence",

@@ -45,7 +45,7 @@ class AsyncGenerateStream(AsyncIterator[Tokens]):
         self._attempts = attempts
         self._metadata = metadata
         self._resume = resume
-        self._assembly = Assembly()
+        self._assembly = Assembly(request.n if request.HasField("n") else 1)
         self._error: RecurveError | None = None
         self._cancelled = asyncio.Event()
         self._call = self._start()
@@ -65,9 +65,13 @@ class AsyncGenerateStream(AsyncIterator[Tokens]):
 
     async def result(self) -> Generation:
         """Waits for the end. Includes what has been iterated over before."""
+        return (await self.results())[0]
+
+    async def results(self) -> tuple[Generation, ...]:
+        """As `result`, of all continuations of a request with `n`."""
         async for _ in self:
             pass
-        return self._assembly.generation()
+        return self._assembly.generations()
 
     async def request_id(self) -> str | None:
         """The id for `AsyncClient.abort`; see `GenerateStream.request_id`."""
@@ -100,7 +104,7 @@ class AsyncGenerateStream(AsyncIterator[Tokens]):
 
     async def _advance(self) -> Tokens | None:
         """One event, or the wait before another try."""
-        if self._assembly.finished is None and self._cancelled.is_set():
+        if not self._assembly.finished and self._cancelled.is_set():
             raise cancelled()
         try:
             event = await self._call.read()
@@ -128,7 +132,7 @@ class AsyncGenerateStream(AsyncIterator[Tokens]):
             raise from_status(
                 code, await self._call.details(), await self._call.trailing_metadata()
             )
-        self._assembly.generation()  # which checks that there is one
+        self._assembly.generations()  # which checks that there are all
 
     async def _wait_to_retry(self, error: RecurveError) -> None:
         if self._assembly.delivered and not self._resume:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from recurve._errors import data_loss
 from recurve._types import (
     Generation,
+    PromptToken,
     Timings,
     TokenLogprob,
     Tokens,
-    Usage,
     finish_reason,
     from_message,
     token_logprob,
+    usage_of,
 )
 from recurve.v1 import inference_pb2 as pb
 
@@ -26,12 +27,56 @@ class Assembly:
     Thread safety: none; events of a stream arrive one at a time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, samples: int = 1) -> None:
+        # What has another number the server refuses.
+        self._samples = [_Sample(i) for i in range(min(max(samples, 1), 64))]
+
+    @property
+    def admitted(self) -> pb.Admitted | None:
+        """Of the first continuation, whose seed is the request's."""
+        return self._samples[0].admitted
+
+    @property
+    def finished(self) -> bool:
+        return all(sample.finished is not None for sample in self._samples)
+
+    @property
+    def delivered(self) -> bool:
+        """Whether the caller has received anything."""
+        return any(sample.delivered for sample in self._samples)
+
+    def restart(self) -> None:
+        for sample in self._samples:
+            sample.restart()
+
+    def add(self, event: pb.GenerateEvent) -> Tokens | None:
+        """What the event adds for the caller, if anything.
+
+        Raises DATA_LOSS when it does not continue what came before.
+        """
+        if event.sample >= len(self._samples):
+            raise data_loss(
+                f"an event is of continuation {event.sample}; "
+                f"{len(self._samples)} were asked for"
+            )
+        return self._samples[event.sample].add(event)
+
+    def generations(self) -> tuple[Generation, ...]:
+        """All continuations. Raises DATA_LOSS if the stream has ended without their end."""
+        return tuple(sample.generation() for sample in self._samples)
+
+
+class _Sample:
+    """One continuation."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
         self.admitted: pb.Admitted | None = None
         self.finished: pb.Finished | None = None
         self._ids: list[int] = []
         self._text: list[str] = []
         self._logprobs: list[TokenLogprob] = []
+        self._prompt: list[PromptToken] = []
         # Text delivered before the current try.
         self._text_before = ""
         # Received in the current try.
@@ -44,6 +89,7 @@ class Assembly:
         return bool(self._ids or self._text)
 
     def restart(self) -> None:
+        self._prompt = []  # delivered with the whole only
         # A whole answer may end with an error in place of OK.
         self.finished = None
         self._text_before = "".join(self._text)
@@ -62,6 +108,8 @@ class Assembly:
             self.admitted = event.admitted
         elif kind == "tokens":
             return self._add_tokens(event.tokens)
+        elif kind == "prompt_logprobs":
+            self._add_prompt(event.prompt_logprobs)
         elif kind == "finished":
             self._finish(event.finished)
         # Others are of a newer server: by the rules of the proto, skipped.
@@ -81,9 +129,20 @@ class Assembly:
             logprobs=tuple(self._logprobs),
             finish_reason=finish_reason(end.reason),
             stop_string=end.stop_string,
-            usage=from_message(Usage, end.usage),
+            usage=usage_of(end.usage),
             timings=from_message(Timings, end.timings),
+            prompt_logprobs=tuple(self._prompt),
         )
+
+    def _add_prompt(self, prompt: pb.PromptLogprobs) -> None:
+        if prompt.index != len(self._prompt) + 1:
+            raise data_loss(
+                f"log-probabilities of the prompt start at token {prompt.index}, but "
+                f"{len(self._prompt)} came before them"
+            )
+        for token, entry in zip(prompt.ids, prompt.logprobs, strict=True):
+            logprob = token_logprob(entry)
+            self._prompt.append(PromptToken(token, logprob.logprob, logprob.top))
 
     def _add_tokens(self, tokens: pb.Tokens) -> Tokens | None:
         if tokens.index != self._ids_received:
@@ -108,6 +167,7 @@ class Assembly:
             ids=tuple(ids[len(old_ids) :]),
             text=tokens.text[len(old_text) :],
             logprobs=tuple(logprobs[len(old_ids) :]),
+            sample=self._index,
         )
         self._ids += piece.ids
         if piece.text:

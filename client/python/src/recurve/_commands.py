@@ -19,10 +19,9 @@ from recurve._types import (
     LogitsRow,
     TokenLogprob,
     Tokens,
-    Usage,
     finish_reason,
-    from_message,
     token_logprob,
+    usage_of,
 )
 from recurve.v1 import inference_pb2 as pb
 
@@ -159,7 +158,7 @@ class Commands:
             logits=tuple(self._logits),
             finish_reason=finish_reason(done.reason),
             stop_string=done.stop_string,
-            usage=from_message(Usage, done.usage),
+            usage=usage_of(done.usage),
             length=done.sequence_tokens,
         )
 

@@ -49,6 +49,9 @@ class SequenceParams(TypedDict, total=False):
     stop_token_ids: Sequence[int] | None  # at most 64
     stop_strings: Sequence[str] | None  # at most 16, of 1 to 256 bytes
     ignore_eos: bool | None  # default False
+    min_tokens: int | None  # the first that end nothing; at most max_new_tokens; default 0
+    include_stop_str_in_output: bool | None  # text ends after the stop; default False
+    skip_special_tokens: bool | None  # in the text; default True
     priority: int | None  # -100 to 100, higher first; default 0
     logprobs: int | None  # 0: of the chosen tokens; n: and the n likeliest, to 20
     cache_key: str | None  # divides the prefix cache; at most 256 bytes
@@ -58,7 +61,9 @@ class SequenceParams(TypedDict, total=False):
 class Params(SequenceParams, total=False):
     """`SequenceParams`, and what `generate` alone has."""
 
-    max_new_tokens: int | None  # tokens, at least 1; default: the server's
+    max_new_tokens: int | None  # at least 1, or 0 with prompt_logprobs; default: the server's
+    prompt_logprobs: int | None  # of the prompt's tokens, as `logprobs`; default: none
+    n: int | None  # continuations, to 16; default 1
     from_state: State | None  # the prompt continues it; default: begins a sequence
 
 

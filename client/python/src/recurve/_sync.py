@@ -48,7 +48,7 @@ class GenerateStream(Iterator[Tokens]):
         self._attempts = attempts
         self._metadata = metadata
         self._resume = resume
-        self._assembly = Assembly()
+        self._assembly = Assembly(request.n if request.HasField("n") else 1)
         self._error: RecurveError | None = None
         self._cancelled = threading.Event()
         try:
@@ -71,9 +71,13 @@ class GenerateStream(Iterator[Tokens]):
 
     def result(self) -> Generation:
         """Waits for the end. Includes what has been iterated over before."""
+        return self.results()[0]
+
+    def results(self) -> tuple[Generation, ...]:
+        """As `result`, of all continuations of a request with `n`."""
         for _ in self:
             pass
-        return self._assembly.generation()
+        return self._assembly.generations()
 
     def request_id(self) -> str | None:
         """The id for `Client.abort`. Waits until the server has accepted the request,
@@ -109,12 +113,12 @@ class GenerateStream(Iterator[Tokens]):
 
     def _advance(self) -> Tokens | None:
         """One event, or the wait before another try."""
-        if self._assembly.finished is None and self._cancelled.is_set():
+        if not self._assembly.finished and self._cancelled.is_set():
             raise cancelled()
         try:
             event = next(self._call)
         except StopIteration:
-            self._assembly.generation()  # which checks that there is one
+            self._assembly.generations()  # which checks that there are all
             raise
         except grpc.RpcError as failure:
             if self._cancelled.is_set():

@@ -40,6 +40,15 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True)
+class PromptToken:
+    """A token of the prompt, as the model predicts it from those before it."""
+
+    id: int
+    logprob: float  # -inf for one that was impossible
+    top: tuple[tuple[int, float], ...]  # (id, logprob) of the likeliest, best first
+
+
+@dataclass(frozen=True)
 class Tokens:
     """A piece of a stream: one or more tokens, or text that was held back."""
 
@@ -47,6 +56,20 @@ class Tokens:
     ids: tuple[int, ...]
     text: str  # whole characters; empty when the model has no tokenizer
     logprobs: tuple[TokenLogprob, ...]  # one for each id when asked for, else empty
+    sample: int = 0  # the continuation, with n
+
+
+@dataclass(frozen=True)
+class CacheUse:
+    """What the prefix cache did for the prompt: of a sequence, its first command."""
+
+    cached_tokens: int = 0  # of the prompt, taken from the cache
+    written_tokens: int = 0  # of the prompt, in the longest snapshot taken of it
+    # Why not all were there that could be: "none" (all were), "unknown", "diverged",
+    # "evicted", "short" or "disabled"; "unspecified": the server did not say.
+    miss: str = "unspecified"
+    diverged_at: int = 0  # first tokens that other prompts had, too
+    approximate: bool = False  # the cached tokens had been computed otherwise
 
 
 @dataclass(frozen=True)
@@ -54,6 +77,8 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     preemptions: int  # how often the sequence lost its memory to others
+    # What is cached does not change an answer: equal ones compare equal.
+    cache: CacheUse = dataclasses.field(default=CacheUse(), compare=False)
 
 
 @dataclass(frozen=True)
@@ -81,6 +106,8 @@ class Generation:
     stop_string: str  # the one that ended it, or empty
     usage: Usage
     timings: Timings
+    # From the prompt's second token on; empty unless asked for.
+    prompt_logprobs: tuple[PromptToken, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -189,7 +216,7 @@ class Load:
     own: bool
 
 
-_T = TypeVar("_T", Usage, Timings, ModelInfo, ServerInfo, Load, StateInfo)
+_T = TypeVar("_T", Timings, ModelInfo, ServerInfo, Load, StateInfo)
 
 
 def from_message(cls: type[_T], message: Message) -> _T:
@@ -203,6 +230,23 @@ def from_message(cls: type[_T], message: Message) -> _T:
             value = value if message.HasField(field.name) else None
         values[field.name] = value
     return cls(**values)  # type: ignore[arg-type]
+
+
+def usage_of(message: pb.Usage) -> Usage:
+    cache = message.cache
+    miss = pb.CacheMiss.Name(cache.miss) if cache.miss in pb.CacheMiss.values() else "unknown"
+    return Usage(
+        prompt_tokens=message.prompt_tokens,
+        completion_tokens=message.completion_tokens,
+        preemptions=message.preemptions,
+        cache=CacheUse(
+            cached_tokens=cache.cached_tokens,
+            written_tokens=cache.written_tokens,
+            miss=miss.removeprefix("CACHE_MISS_").lower(),
+            diverged_at=cache.diverged_at,
+            approximate=cache.approximate,
+        ),
+    )
 
 
 def finish_reason(value: pb.FinishReason) -> FinishReason:
