@@ -29,6 +29,7 @@
 #include "server/services/state_service.h"
 #include "server/telemetry/process_log.h"
 #include "server/transport/listening_sockets.h"
+#include "server/vllm/vllm_service.h"
 #include "spdlog/spdlog.h"
 
 namespace recurve {
@@ -50,7 +51,8 @@ constexpr int64_t kMoreStreams = 64;
 constexpr int64_t kMaxReceiveBytes = 4 << 20;
 // The gRPC names of this server's services.
 const char* const kServices[] = {"recurve.v1.Inference", "recurve.v1.Control",
-                                 "recurve.v1.State"};
+                                 "recurve.v1.State",
+                                 "vllm.grpc.engine.VllmEngine"};
 constexpr char kHealthService[] = "grpc.health.v1.Health";
 
 bool IsLoopback(const std::string& host) {
@@ -244,10 +246,7 @@ absl::Status Server::StartChat() {
 }
 
 absl::Status Server::StartHttp() {
-  const auto serving = [this] {
-    MutexLock lock(&mu_);
-    return serving_;
-  };
+  const auto serving = [this] { return IsServing(); };
   const bool own_port = options_.metrics_port >= 0;
   const bool vllm_names = options_.metrics_alias == "vllm";
   if (own_port) {
@@ -321,6 +320,10 @@ absl::Status Server::StartGrpc() {
   state_service_ = std::make_unique<StateService>(StateService::Options{
       engine_.get(), tenants_.get(), fingerprint, state_files_.get()});
   state_service_->AddMethods(&methods);
+  vllm_service_ = std::make_unique<VllmService>(VllmService::Options{
+      &environment_, control_.get(), [this] { return IsServing(); },
+      options_.admin, ReadModelFiles(options_.model.path)});
+  vllm_service_->AddMethods(&methods);
   if (options_.reflection) AddReflection(services, &methods);
   const bool asks_clients = !options_.transport.tls_client_ca.empty();
 
@@ -349,6 +352,11 @@ absl::Status Server::StartGrpc() {
                            GrpcServer::Start(grpc, std::move(methods)));
   grpc_port_ = grpc_server_->port();
   return absl::OkStatus();
+}
+
+bool Server::IsServing() {
+  MutexLock lock(&mu_);
+  return serving_;
 }
 
 void Server::SetServing(bool serving) {

@@ -27,6 +27,7 @@ namespace recurve {
 class ControlService;
 class StateFiles;
 class StateService;
+class VllmService;
 class GrpcServer;
 class HealthService;
 class HttpApi;
@@ -131,6 +132,7 @@ class Server {
   // that is the reason.
   absl::Status SuperviseUntilDrained();
   bool StepHangs() const;
+  bool IsServing() ABSL_LOCKS_EXCLUDED(mu_);
   void SetServing(bool serving) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // These three are final once it listens.
@@ -150,6 +152,7 @@ class Server {
   std::unique_ptr<ControlService> control_;
   std::unique_ptr<StateFiles> state_files_;
   std::unique_ptr<StateService> state_service_;
+  std::unique_ptr<VllmService> vllm_service_;
   std::unique_ptr<HealthService> health_;
   std::unique_ptr<GrpcServer> grpc_server_;
   std::unique_ptr<TemplateRenderer> chat_renderer_;

@@ -33,19 +33,21 @@ class ControlService {
   // The service outlives the server with these methods.
   void AddMethods(RpcMethods* methods) const;
 
- private:
   using Caller = std::shared_ptr<Tenant>;  // null on a server without keys
 
   // The tenant of the call.
   absl::StatusOr<Caller> Authenticate(const RpcHead& head,
                                       RpcStream& stream) const;
-  // As above; PermissionDenied if it is not an admin.
-  absl::StatusOr<Caller> AuthorizeAdmin(const RpcHead& head,
-                                        RpcStream& stream) const;
 
   v1::ModelInfo GetModelInfo() const;
   v1::ServerInfo GetServerInfo() const;
   v1::Load GetLoad(const Caller& caller) const;
+
+ private:
+  // As above; PermissionDenied if it is not an admin.
+  absl::StatusOr<Caller> AuthorizeAdmin(const RpcHead& head,
+                                        RpcStream& stream) const;
+
   // The load visible to a tenant that is not an admin.
   v1::Load OwnLoad(Tenant& tenant) const;
   absl::Status Abort(const v1::AbortRequest& request) const;
