@@ -48,6 +48,8 @@ recurve_test(e2e_process_test
              DEPS recurve_e2e_testing recurve_http_testing nlohmann_json::nlohmann_json
              APART e2e/process_test.cc e2e/startup_test.cc LABELS e2e)
 add_dependencies(e2e_process_test recurve-server recurve_client)
+recurve_test(e2e_vllm_test SRCS e2e/vllm_test.cc
+             DEPS recurve_e2e_testing recurve_vllm_proto LABELS e2e)
 # Skipped, with a line that says why, without grpcio, protobuf or pytest. Not with
 # ThreadSanitizer, where the server takes minutes for what tests a client.
 if(RECURVE_PYTHON AND NOT RECURVE_SANITIZER STREQUAL "thread")
@@ -84,6 +86,16 @@ if(RECURVE_PYTHON AND NOT RECURVE_SANITIZER STREQUAL "thread")
   set_tests_properties(proxies_test PROPERTIES
     LABELS e2e TIMEOUT 600 SKIP_RETURN_CODE 77)
   recurve_sanitizer_environment(proxies_test)
+endif()
+# Skipped, with a line that says why, without the packages smg, smg-grpc-proto, grpcio or
+# openai.
+if(RECURVE_PYTHON AND NOT RECURVE_SANITIZER STREQUAL "thread")
+  add_test(NAME smg_gateway_test
+    COMMAND ${RECURVE_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e/smg_test.py
+            $<TARGET_FILE:recurve-server>)
+  set_tests_properties(smg_gateway_test PROPERTIES
+    LABELS e2e TIMEOUT 600 SKIP_RETURN_CODE 77)
+  recurve_sanitizer_environment(smg_gateway_test)
 endif()
 # For tests/e2e/overload.py, which takes minutes and is run by hand.
 recurve_binary(recurve-overload-client

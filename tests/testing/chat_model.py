@@ -47,14 +47,14 @@ def _vector(size):
     return [size], struct.pack("<H", 0x3F80) * size
 
 
-def _tensors():
-    heads, dim, inner = 4, 16, 64
+def _tensors(layers, inner):
+    heads, dim = 4, 16
     tensors = {
         "model.embed_tokens.weight": _matrix(VOCAB, HIDDEN, [(i, i) for i in range(VOCAB)]),
         "lm_head.weight": _matrix(VOCAB, HIDDEN, [(after, i) for i, after in NEXT.items()]),
         "model.final_norm.weight": _vector(HIDDEN),
     }
-    for layer in range(2):
+    for layer in range(layers):
         prefix = f"model.layers.{layer}."
         mixer = prefix + "token_mixer."
         tensors[prefix + "token_norm.weight"] = _vector(HIDDEN)
@@ -64,7 +64,7 @@ def _tensors():
         tensors[prefix + "channel_mixer.w3.weight"] = _matrix(HIDDEN, inner)
         tensors[mixer + "o_proj.weight"] = _matrix(HIDDEN, heads * dim)
         rows = {"q_proj": heads * dim, "k_proj": heads * dim, "v_proj": heads * dim}
-        if layer == 0:
+        if layer % 2 == 0:
             rows = {"q_proj": heads * dim, "k_proj": dim, "v_proj": dim,
                     "k_head_proj": heads, "v_head_proj": heads}
         else:
@@ -74,9 +74,9 @@ def _tensors():
     return tensors
 
 
-def _write_safetensors(path):
+def _write_safetensors(path, layers, inner):
     header, data = {}, b""
-    for name, (shape, values) in _tensors().items():
+    for name, (shape, values) in _tensors(layers, inner).items():
         header[name] = {"dtype": "BF16", "shape": shape,
                         "data_offsets": [len(data), len(data) + len(values)]}
         data += values
@@ -106,22 +106,24 @@ def _tokenizer():
                       "vocab": {c: i for i, c in enumerate(_byte_characters())}, "merges": []}}
 
 
-def write_chat_model(folder):
-    """Writes the checkpoint into a new folder."""
+def write_chat_model(folder, layers=2, inner=64):
+    """Writes the checkpoint into a new folder. More layers, and a greater inner size, make it
+    slower and change no answer."""
     folder = Path(folder)
     folder.mkdir()
     shape = {"num_heads": 4, "head_dim": 16}
     config = {
         "model_type": "recurve", "architectures": ["RecurveForCausalLM"], "vocab_size": VOCAB,
-        "hidden_size": HIDDEN, "intermediate_size": 64, "num_hidden_layers": 2,
+        "hidden_size": HIDDEN, "intermediate_size": inner, "num_hidden_layers": layers,
         "max_position_embeddings": 65536, "bos_token_id": END_OF_TEXT, "eos_token_id": IM_END,
         "pad_token_id": END_OF_TEXT,
-        "layers": [{"mixer": "tpa", "q_rank": 0, "kv_rank": 1, **shape},
-                   {"mixer": "linear", **shape}],
+        "layers": [{"mixer": "linear", **shape} if layer % 2 else
+                   {"mixer": "tpa", "q_rank": 0, "kv_rank": 1, **shape}
+                   for layer in range(layers)],
     }
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer.json").write_text(json.dumps(_tokenizer()))
     (folder / "tokenizer_config.json").write_text(json.dumps({
         "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": SPECIAL[END_OF_TEXT],
         "eos_token": SPECIAL[IM_END], "chat_template": TEMPLATE}))
-    _write_safetensors(folder / "model.safetensors")
+    _write_safetensors(folder / "model.safetensors", layers, inner)
