@@ -21,8 +21,9 @@ INTRODUCTION = """\
 
 <!-- Written by tools/api_reference.py from the protos: change those. -->
 
-The gRPC services of `recurve-server`. It also serves `grpc.health.v1` and gRPC
-reflection, version 1alpha, so that tools need no files:
+The gRPC services of `recurve-server`. It also serves `grpc.health.v1`, gRPC
+reflection, version 1alpha, so that tools need no files, and for routers
+[`vllm.grpc.engine.VllmEngine`](routers.md#vllmgrpcenginevllmengine):
 
 ```sh
 grpcurl -plaintext 127.0.0.1:50051 list

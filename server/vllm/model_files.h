@@ -11,9 +11,10 @@
 
 namespace recurve {
 
-// What routers want of a checkpoint's folder and the engine does not keep.
+// What routers ask about the folder of a checkpoint, and the engine does not
+// keep.
 struct ModelFiles {
-  // Of config.json; empty or nothing where it says none.
+  // As config.json has them; empty or nothing where it says none.
   std::string model_type;
   std::vector<std::string> architectures;
   std::optional<int32_t> pad_token_id;

@@ -165,6 +165,9 @@ absl::Status VllmGenerateCall::Open(const vg::GenerateRequest& request) {
   RequestContext context = environment_.context;
   context.default_max_new_tokens = context.max_model_len;
   RECURVE_ASSIGN_OR_RETURN(RequestInput read, FromVllm(request, context));
+  if (!request.stream()) {
+    RECURVE_RETURN_IF_ERROR(BoundWholeAnswer(read, count, &context));
+  }
   const FieldNames names = VllmFieldNames();
   RECURVE_ASSIGN_OR_RETURN(GenerateInput input,
                            Complete(std::move(read), context, names));
@@ -185,8 +188,8 @@ absl::Status VllmGenerateCall::Open(const vg::GenerateRequest& request) {
 
 StreamCall<vg::GenerateResponse>::Buffered VllmGenerateCall::buffered(
     size_t index) const {
-  // An answer in one piece is bounded by its length, and no client waits for a
-  // part of it.
+  // What is held of an answer in one piece is bounded (BoundWholeAnswer), and
+  // no client waits for a part of it.
   const auto& chunks = samples_[index]->chunks;
   return {chunks.tokens(), chunks.bytes()};
 }

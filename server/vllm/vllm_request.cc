@@ -194,6 +194,23 @@ absl::StatusOr<RequestInput> FromVllm(const vg::GenerateRequest& request,
   return input;
 }
 
+absl::Status BoundWholeAnswer(const RequestInput& input, int samples,
+                              RequestContext* context) {
+  // One more for the chosen token.
+  const int64_t logprobs = input.options.sampling.num_logprobs + 1;
+  const int64_t most =
+      kMaxWholeTokens / (samples * (1 + kLogprobTokens * logprobs));
+  context->default_max_new_tokens =
+      std::min(context->default_max_new_tokens, most);
+  if (!input.max_new_tokens || *input.max_new_tokens <= most) {
+    return absl::OkStatus();
+  }
+  return Refusal(
+      "sampling_params.max_tokens", *input.max_new_tokens,
+      absl::StrCat("at most ", most, " without stream for ", samples,
+                   " continuations with ", logprobs, " logprobs a token"));
+}
+
 absl::StatusOr<int> SamplesOf(const vg::GenerateRequest& request) {
   const uint32_t n = request.sampling_params().n();
   if (n > kMaxSamples) {

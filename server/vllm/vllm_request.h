@@ -18,6 +18,17 @@ absl::StatusOr<RequestInput> FromVllm(
     const ::vllm::grpc::engine::GenerateRequest& request,
     const RequestContext& context);
 
+// Bounds an answer in one piece, which is held until it is whole, as over HTTP:
+// at most this many tokens in all continuations, where a log-probability counts
+// as kLogprobTokens.
+inline constexpr int64_t kMaxWholeTokens = int64_t{2} << 20;
+inline constexpr int64_t kLogprobTokens = 8;
+// InvalidArgument if `input`, for `samples` continuations, asks for more;
+// without a number of its own it gets no more: `context` is to have the default
+// then.
+absl::Status BoundWholeAnswer(const RequestInput& input, int samples,
+                              RequestContext* context);
+
 // SamplingParams::n, from 1 to kMaxSamples, or InvalidArgument.
 absl::StatusOr<int> SamplesOf(
     const ::vllm::grpc::engine::GenerateRequest& request);

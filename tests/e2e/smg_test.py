@@ -403,7 +403,6 @@ class HitsTest(Fleet):
         hits = [server.metric("recurve_prefix_cache_hit_tokens_total")
                 for server in self.servers]
         self.assertEqual(two, sum(hits))
-        print(one, two, hits)
         self.assertGreater(min(hits), 0)
 
 
@@ -427,7 +426,8 @@ class StreamsFleet(Fleet):
         for server in self.servers:
             running = sum(address == server.grpc for address, _ in streams)
             self.assertGreater(running, 0, "a server has no stream")
-            self.assertEqual(running, server.metric("recurve_num_requests_running"))
+            wait_for(lambda: server.metric("recurve_num_requests_running") == running,
+                     "streams have not begun, or have ended")
         return streams
 
     @staticmethod

@@ -26,7 +26,7 @@ struct Outcome {
   std::vector<vg::GenerateStreamChunk> chunks;
   std::vector<vg::GenerateComplete> completes;
 
-  // Of one continuation's chunks.
+  // Those of one continuation.
   std::vector<uint32_t> ids(uint32_t index = 0) const {
     std::vector<uint32_t> out;
     for (const auto& chunk : chunks) {

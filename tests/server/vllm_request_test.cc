@@ -152,6 +152,24 @@ TEST(VllmRequestTest, SamplesHaveALimit) {
             "sampling_params.n is 17; expected 1 to 16");
 }
 
+TEST(VllmRequestTest, AnAnswerInOnePieceIsBounded) {
+  RequestContext context = kContext;
+  context.default_max_new_tokens = 3000000;
+  RequestInput input;
+  ASSERT_TRUE(BoundWholeAnswer(input, 2, &context).ok());
+  EXPECT_EQ(context.default_max_new_tokens, 1048576);
+  input.max_new_tokens = 1048576;
+  EXPECT_TRUE(BoundWholeAnswer(input, 2, &context).ok());
+  input.max_new_tokens = 1048577;
+  EXPECT_EQ(BoundWholeAnswer(input, 2, &context).message(),
+            "sampling_params.max_tokens is 1048577; expected at most 1048576 "
+            "without stream for 2 continuations with 0 logprobs a token");
+  input.max_new_tokens.reset();
+  input.options.sampling.num_logprobs = 20;
+  ASSERT_TRUE(BoundWholeAnswer(input, 1, &context).ok());
+  EXPECT_EQ(context.default_max_new_tokens, (2 << 20) / 169);
+}
+
 TEST(VllmRequestTest, NoPrompt) {
   const auto input = FromVllm(vg::GenerateRequest(), kContext);
   ASSERT_TRUE(input.ok());
