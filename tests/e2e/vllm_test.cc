@@ -183,7 +183,9 @@ TEST(VllmTest, Stops) {
 }
 
 TEST(VllmTest, ASecondPromptIsCached) {
-  TestServer server;
+  ServerOptions options = DemoOptions();
+  options.model.prefix_cache_bytes = int64_t{64} << 20;
+  TestServer server(options);
   const vg::GenerateRequest request = Request(RandomPrompt(3, 600), 1);
   EXPECT_EQ(Call(server, request).completes[0].cached_tokens(), 0u);
   EXPECT_GT(Call(server, request).completes[0].cached_tokens(), 500u);
