@@ -51,9 +51,10 @@ TEST_P(ReflectionTest, ShowsServicesAndTheirFiles) {
   for (const auto& service : response.list_services_response().service()) {
     names.push_back(service.name());
   }
-  EXPECT_THAT(
-      names, UnorderedElementsAre("recurve.v1.Inference", "recurve.v1.Control",
-                                  "recurve.v1.State", "grpc.health.v1.Health"));
+  EXPECT_THAT(names,
+              UnorderedElementsAre("recurve.v1.Inference", "recurve.v1.Control",
+                                   "recurve.v1.State", "grpc.health.v1.Health",
+                                   "vllm.grpc.engine.VllmEngine"));
 
   request.set_file_containing_symbol("recurve.v1.Control");
   response = Ask(call, request);

@@ -296,7 +296,7 @@ TEST(VllmTest, KeysTellTenantsApart) {
   const std::string keys = testing::TempDir() + "/vllm_test_keys";
   std::ofstream(keys) << KeyLine("acme", "key-a", "max_streams=1")
                       << KeyLine("other", "key-o")
-                      << KeyLine("boss", "key-b", "admin");
+                      << KeyLine("boss", "key-b", "admin=true");
   ServerOptions options = DemoOptions();
   options.api_keys_file = keys;
   TestServer server(options);
