@@ -11,6 +11,7 @@ of control and one with the body of the HTTP request, whose order of keys counts
 by {"text", "history", "breaks"} or {"error"}.
 """
 
+import codecs
 import json
 import os
 import re
@@ -73,6 +74,14 @@ def give_up_rights(memory_bytes):
     # Not for a user with other processes: then it may count these and be too low, which
     # is what it is for.
     resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+
+
+def load_what_loads_late():
+    """Has Python import what it would import in the middle of a template."""
+    for codec in ("ascii", "unicode_escape", "latin-1", "utf-8"):
+        codecs.lookup(codec)
+    make_environment().from_string(
+        "{{ 'é' | tojson }}{{ '%s' | format(1) }}{{ strftime_now('%B') }}").render()
 
 
 def raise_exception(message):
@@ -237,9 +246,9 @@ def main():
         write_frame({"error": IMPORT_ERROR})
         return
     try:
-        render = Renderer(config)
+        load_what_loads_late()
         give_up_rights(config["memory_bytes"])
-        json.loads(json.dumps("\u00e9"))  # loads what these load late
+        render = Renderer(config)  # runs what is constant in a template
     except Exception as error:  # pylint: disable=broad-except
         write_frame({"error": failure(error)})
         return
