@@ -59,16 +59,16 @@ struct Command {
   std::vector<int32_t> append;
   int64_t generate = 0;
   LogitsMode logits = LogitsMode::kNone;
+  // A kept point of the sequence: a number of tokens. What came after it is
+  // forgotten, later points too.
+  std::optional<int64_t> rollback_to = std::nullopt;
+  bool keep = false;
   // Log-probabilities of the appended tokens, each as the model predicts it
   // from those before it, so not of a sequence's first: -1: none; n >= 0: the
   // token's, and those of the n likeliest. They are of the raw logits: no
   // penalty, bias or mask applies. Only for a first command, without a state to
   // continue; nothing of it is taken from the prefix cache.
   int32_t prompt_logprobs = -1;
-  // A kept point of the sequence: a number of tokens. What came after it is
-  // forgotten, later points too.
-  std::optional<int64_t> rollback_to = std::nullopt;
-  bool keep = false;
 };
 
 // The limits of a request.

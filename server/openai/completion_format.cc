@@ -19,11 +19,10 @@ class CompletionWriter : public ChoiceWriter {
 
   void SetPrompt(absl::Span<const int32_t> prompt) override {
     if (!with_logprobs_) return;
-    const bool special_tokens =
-        !request_.prompts[0].options.stopping.skip_special_tokens;
+    // With an echo the text begins with the prompt.
     text_offsets_ = TextOffsets(
         tokenizer_, request_.echo ? absl::Span<const int32_t>() : prompt,
-        special_tokens);
+        !request_.prompts[0].options.stopping.skip_special_tokens);
   }
 
   std::vector<nlohmann::json> TakeEvents(ChoicePiece* piece) override {
@@ -75,7 +74,7 @@ int64_t CompletionFormat::PrepareBytes(const CompletionRequest& request) const {
   int64_t bytes = 0;
   for (const RequestInput& prompt : request.prompts) {
     bytes += prompt.text_bytes();
-    // To be decoded.
+    // They are decoded for an echo.
     const auto* const ids = std::get_if<std::vector<int32_t>>(&prompt.prompt);
     if (request.echo && ids != nullptr) {
       bytes += static_cast<int64_t>(ids->size() * sizeof(int32_t));

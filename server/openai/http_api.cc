@@ -32,8 +32,8 @@ namespace {
 
 constexpr absl::string_view kModelPrefix = "/v1/models/";
 constexpr char kCompletions[] = "/v1/completions";
-constexpr char kCompletionsRender[] = "/v1/completions/render";
 constexpr char kChat[] = "/v1/chat/completions";
+constexpr char kCompletionsRender[] = "/v1/completions/render";
 constexpr char kTokenize[] = "/tokenize";
 constexpr char kDetokenize[] = "/detokenize";
 
@@ -277,9 +277,8 @@ void HttpApi::OnAnswered(const std::string& path, int status, double seconds) {
   if (options_.counters == nullptr) return;
   // A label has few values, whatever paths clients request.
   const char* endpoint = "other";
-  for (const char* known :
-       {kChat, kCompletions, kCompletionsRender, kTokenize, kDetokenize,
-        "/v1/models", "/health", "/metrics"}) {
+  for (const char* known : {kChat, kCompletions, kCompletionsRender, kTokenize,
+                            kDetokenize, "/v1/models", "/health", "/metrics"}) {
     if (path == known) endpoint = known;
   }
   if (absl::StartsWith(path, kModelPrefix)) endpoint = "/v1/models";

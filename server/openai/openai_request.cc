@@ -276,6 +276,12 @@ void FinishOptions(const json& object, FieldReader& reader,
       !object["stream_options"].is_null()) {
     reader.Fail("stream_options", "is set, and stream is not true");
   }
+  if (base->max_new_tokens == 0 && !request->echo &&
+      !request->shows_prompt_logprobs) {
+    reader.Fail("max_tokens", absl::StrCat("is 0; expected an integer from 1 "
+                                           "to ",
+                                           kMaxInt32));
+  }
 }
 
 namespace {
@@ -295,12 +301,6 @@ void FinishPromptOptions(const CompletionRequest& request, FieldReader& reader,
   if (request.echo) {
     base->prompt_logprobs =
         std::max(base->prompt_logprobs, base->options.sampling.num_logprobs);
-  }
-  if (base->max_new_tokens == 0 && !request.echo &&
-      !request.shows_prompt_logprobs) {
-    reader.Fail("max_tokens",
-                absl::StrCat("is 0; expected an integer from 1 to ", kMaxInt32,
-                             ", or echo or prompt_logprobs with it"));
   }
 }
 

@@ -23,6 +23,7 @@ os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", HF_HOME=HOME.name
 try:
     import datasets  # noqa: F401: what lm_eval reads tasks with
     import lm_eval
+    import requests
     from lm_eval.tasks import TaskManager
     import torch
     import transformers
@@ -34,6 +35,10 @@ except ImportError as error:
 SERVER = sys.argv.pop(1)
 ROOT = Path(__file__).resolve().parents[2]
 TOKENIZER = ROOT / "tests/golden/tokenizer/qwen/tokenizer.json"
+TEMPLATE = """{% for message in messages %}<|im_start|>{{ message['role'] }}
+{{ message['content'] }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
 
 # Several lengths, so that some prompts are computed in steps and some as prompts.
 CHOICES = [
@@ -101,6 +106,7 @@ def make_checkpoint(folder):
         model.lm_head.weight.mul_(12)
     model.save_pretrained(folder)
     shutil.copy(TOKENIZER, folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
     (folder / "tokenizer_config.json").write_text(json.dumps(
         {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>",
          "model_max_length": 2048}))
@@ -162,11 +168,12 @@ class LmEvalTest(unittest.TestCase):
             samples[task] = sorted(map(json.loads, lines), key=lambda one: one["doc_id"])
         return results, samples
 
-    def package(self, task, batch_size=1, **args):
+    def package(self, task, model="local-completions", batch_size=1, chat=False, **args):
         """The same within this process, which has loaded what the program loads."""
         run = lm_eval.simple_evaluate(
-            model="local-completions", model_args=self.model_args(**args), tasks=[task],
-            task_manager=TaskManager(include_path=str(self.dir)), batch_size=batch_size)
+            model=model, model_args=self.model_args(**args), tasks=[task],
+            task_manager=TaskManager(include_path=str(self.dir)), batch_size=batch_size,
+            apply_chat_template=chat)
         return run["results"][task], run["samples"][task]
 
     def encode(self, text):
@@ -208,6 +215,15 @@ class LmEvalTest(unittest.TestCase):
                 self.assertAlmostEqual(total, float(resp[0]), delta=2e-3)
                 self.assertEqual(str(greedy), str(resp[1]))
 
+    def check_texts(self, prompts, samples):
+        for ids, sample in zip(prompts, samples, strict=True):
+            with torch.no_grad():
+                tokens = self.model.generate(
+                    torch.tensor([ids]), max_new_tokens=24, do_sample=False,
+                    pad_token_id=1500)[0, len(ids):]
+            text = self.tokenizer.decode(tokens, skip_special_tokens=True)
+            self.assertEqual(text.split("zz")[0], sample["filtered_resps"][0])
+
     def test_the_program_scores_as_transformers_do(self):
         results, samples = self.program(*TASKS)
         with self.subTest("choices"):
@@ -227,20 +243,29 @@ class LmEvalTest(unittest.TestCase):
             self.assertAlmostEqual(-total / size / math.log(2), got["bits_per_byte,none"],
                                    delta=1e-4)
         with self.subTest("texts"):
-            for row, sample in zip(PROMPTS, samples["small_generate"], strict=True):
-                ids = self.encode(row["prompt"])
-                with torch.no_grad():
-                    tokens = self.model.generate(
-                        torch.tensor([ids]), max_new_tokens=24, do_sample=False,
-                        pad_token_id=1500)[0, len(ids):]
-                text = self.tokenizer.decode(tokens, skip_special_tokens=True)
-                self.assertEqual(text.split("zz")[0], sample["filtered_resps"][0])
+            self.check_texts([self.encode(row["prompt"]) for row in PROMPTS],
+                             samples["small_generate"])
 
     def test_texts_and_batches_score_the_same(self):
         want = self.want_choices()
         for args in ({"tokenized_requests": False}, {"batch_size": 4}):
             with self.subTest(**args):
                 self.check_choices(want, *self.package("small_choice", **args))
+
+    def test_chat(self):
+        chat = f"{self.url}/v1/chat/completions"
+        probe = requests.post(chat, json={"messages": [{"role": "user", "content": "a"}],
+                                          "max_tokens": 1}, timeout=60)
+        if probe.status_code == 404:
+            self.skipTest("this server has no chat API")
+        self.assertEqual(200, probe.status_code, probe.text)
+        _, samples = self.package("small_generate", model="local-chat-completions", chat=True,
+                                  base_url=chat)
+        self.check_texts(
+            [self.tokenizer.apply_chat_template(
+                [{"role": "user", "content": row["prompt"]}], add_generation_prompt=True,
+                return_dict=False)
+             for row in PROMPTS], samples)
 
 
 if __name__ == "__main__":

@@ -216,8 +216,7 @@ TEST(OpenAiTest, OptionsThatAskForWhatThereIsNotAreRefused) {
       {{{"min_tokens", -1}},
        "min_tokens is -1; expected an integer from 0 to 2147483647"},
       {{{"max_tokens", 0}},
-       "max_tokens is 0; expected an integer from 1 to 2147483647, or echo or "
-       "prompt_logprobs with it"},
+       "max_tokens is 0; expected an integer from 1 to 2147483647"},
       {{{"prompt_logprobs", 21}},
        "prompt_logprobs is 21; expected an integer from 0 to 20"},
       {{{"prompt_logprobs", -1}},

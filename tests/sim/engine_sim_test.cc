@@ -129,8 +129,17 @@ Script RandomScript(const FakeRunnerOptions& fake, const RequestLimits& limits,
       command.logits = LogitsMode::kAll;
     }
     if (mode == 1 || mode == 2) command.logits = LogitsMode::kNext;
+    if (i == 0 && random.Chance(0.15) &&
+        (!whole || static_cast<int64_t>(command.append.size()) <=
+                       limits.max_scored_prompt)) {
+      command.prompt_logprobs = static_cast<int32_t>(random.Uniform(0, 3));
+    }
     room -= static_cast<int64_t>(command.append.size()) + command.generate;
     script.commands.push_back(std::move(command));
+  }
+  if (random.Chance(0.2)) {
+    script.options.stopping.min_tokens =
+        random.Uniform(0, script.commands[0].generate);
   }
   return script;
 }
@@ -312,6 +321,13 @@ class Client {
       ASSERT_EQ(record.logits[i].position, solo.logits[i].position);
       ASSERT_EQ(record.logits[i].values, solo.logits[i].values);
     }
+    ASSERT_LE(record.prompt_logprobs.size(), solo.prompt_logprobs.size());
+    for (size_t i = 0; i < record.prompt_logprobs.size(); ++i) {
+      ASSERT_EQ(record.prompt_logprobs[i].token, solo.prompt_logprobs[i].token);
+      ASSERT_EQ(record.prompt_logprobs[i].logprob,
+                solo.prompt_logprobs[i].logprob);
+      ASSERT_EQ(record.prompt_logprobs[i].top, solo.prompt_logprobs[i].top);
+    }
   }
 
   // Each branch is what a sequence of the same tokens and kinds is that is
@@ -362,6 +378,7 @@ class Client {
       branch.script.options = plan_.script.options;
       branch.script.options.sampling.seed = random_.Next();
       branch.script.options.snapshot_at.clear();
+      branch.script.options.stopping.min_tokens = 0;
       const int64_t room = kMaxTokens - state->num_tokens();
       if (room < 40) continue;
       Command command;
