@@ -87,6 +87,16 @@ if(RECURVE_PYTHON AND NOT RECURVE_SANITIZER STREQUAL "thread")
     LABELS e2e TIMEOUT 600 SKIP_RETURN_CODE 77)
   recurve_sanitizer_environment(proxies_test)
 endif()
+# Skipped, with a line that says why, without the packages openai, langchain-openai, httpx
+# or jinja2.
+if(RECURVE_PYTHON AND NOT RECURVE_SANITIZER STREQUAL "thread")
+  add_test(NAME chat_client_test
+    COMMAND ${RECURVE_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e/chat_test.py
+            $<TARGET_FILE:recurve-server>)
+  set_tests_properties(chat_client_test PROPERTIES
+    LABELS e2e TIMEOUT 600 SKIP_RETURN_CODE 77)
+  recurve_sanitizer_environment(chat_client_test)
+endif()
 # Skipped, with a line that says why, without the packages smg, smg-grpc-proto, grpcio or
 # openai.
 if(RECURVE_PYTHON AND NOT RECURVE_SANITIZER STREQUAL "thread")

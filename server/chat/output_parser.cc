@@ -91,7 +91,8 @@ bool OutputParser::TakeUntil(absl::string_view mark, bool last,
   const size_t place = absl::string_view(held_).find(mark);
   if (place != std::string::npos) {
     const absl::string_view before = absl::string_view(held_).substr(0, place);
-    absl::StrAppend(to, before.substr(0, before.size() - TrailingNewlines(before)));
+    absl::StrAppend(to,
+                    before.substr(0, before.size() - TrailingNewlines(before)));
     held_.erase(0, place + mark.size());
     skip_newlines_ = true;
     return true;

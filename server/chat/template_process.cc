@@ -85,6 +85,11 @@ TemplateProcess::~TemplateProcess() {
   }
 }
 
+bool TemplateProcess::alive() const {
+  pollfd entry = {socket_, 0, 0};
+  return poll(&entry, 1, 0) == 0;
+}
+
 absl::Status TemplateProcess::Wait(
     short events, std::chrono::steady_clock::time_point deadline) const {
   for (;;) {

@@ -36,6 +36,8 @@ class TemplateProcess {
   absl::StatusOr<std::string> Receive(
       size_t max_bytes, std::chrono::steady_clock::time_point deadline);
 
+  // False: it has ended, and nothing can be sent.
+  bool alive() const;
   pid_t pid() const { return pid_; }
 
  private:

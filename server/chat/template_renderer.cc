@@ -94,6 +94,12 @@ void TemplateRenderer::Return(Worker worker) {
 
 absl::StatusOr<std::string> TemplateRenderer::Exchange(Worker* worker,
                                                        const Request& request) {
+  if (worker->process != nullptr && !worker->process->alive()) {
+    // Not of this message, which another process can render.
+    worker->process.reset();
+    MutexLock lock(&mu_);
+    ++restarts_;
+  }
   if (worker->process == nullptr) {
     RECURVE_RETURN_IF_ERROR(StartProcess(worker));
   }

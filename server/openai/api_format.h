@@ -58,6 +58,8 @@ class ApiFormat {
       const CompletionRequest& request, const Tokenizer* tokenizer,
       int choice) const = 0;
 
+  // Whether a request has one prompt, not a list.
+  virtual bool has_one_prompt() const = 0;
   virtual absl::string_view id_prefix() const = 0;
   // The member `object` of an answer, or of an event.
   virtual absl::string_view object(bool event) const = 0;

@@ -199,6 +199,21 @@ class ChatWriter : public ChoiceWriter {
   json ids_ = json::array();
 };
 
+// Whether the prompt to generate ends within <think>.
+bool OpensReasoning(const TemplateRenderer::Rendered& rendered) {
+  const absl::string_view text = rendered.text;
+  constexpr absl::string_view kThink = "<think>";
+  if (rendered.history < 0 ||
+      rendered.history > static_cast<int64_t>(text.size())) {
+    return absl::EndsWith(absl::StripTrailingAsciiWhitespace(text), kThink);
+  }
+  const absl::string_view prompt =
+      text.substr(static_cast<size_t>(rendered.history));
+  const size_t open = prompt.rfind(kThink);
+  return open != absl::string_view::npos &&
+         prompt.find("</think>", open) == absl::string_view::npos;
+}
+
 ApiError Invalid(const std::string& field, const std::string& problem) {
   ApiError error;
   error.param = field;
@@ -257,7 +272,7 @@ int64_t ChatFormat::PrepareBytes(const CompletionRequest&) const {
                            EncodeThreads::kShortBytes + 1);
 }
 
-std::string ChatFormat::ForcedCall(const std::string& prompt) const {
+std::string ChatFormat::ForcedCall() const {
   using ToolChoice = ChatRequest::ToolChoice;
   const ChatTemplate& form = options_.renderer->chat();
   const bool named = chat_.tool_choice == ToolChoice::kNamed;
@@ -270,10 +285,7 @@ std::string ChatFormat::ForcedCall(const std::string& prompt) const {
         &call, chat_.tool,
         form.tool_form == ToolForm::kXml ? ">\n" : "\", \"arguments\": ");
   }
-  if (absl::EndsWith(absl::StripTrailingAsciiWhitespace(prompt), "<think>")) {
-    return kEndThink + call;
-  }
-  return call;
+  return begins_reasoning_ ? kEndThink + call : call;
 }
 
 std::optional<ApiError> ChatFormat::Prepare(const RequestContext& context,
@@ -291,9 +303,8 @@ std::optional<ApiError> ChatFormat::Prepare(const RequestContext& context,
   chat_.body.clear();
   chat_.body.shrink_to_fit();
   std::string& text = rendered->text;
-  begins_reasoning_ =
-      absl::EndsWith(absl::StripTrailingAsciiWhitespace(text), "<think>");
-  forced_ = ForcedCall(text);
+  begins_reasoning_ = OpensReasoning(*rendered);
+  forced_ = ForcedCall();
   text += forced_;
 
   const Tokenizer& tokenizer = *context.tokenizer;

@@ -47,6 +47,7 @@ class ChatFormat : public ApiFormat {
   std::unique_ptr<ChoiceWriter> NewWriter(const CompletionRequest& request,
                                           const Tokenizer* tokenizer,
                                           int choice) const override;
+  bool has_one_prompt() const override { return true; }
   absl::string_view id_prefix() const override { return "chatcmpl-"; }
   absl::string_view object(bool event) const override {
     return event ? "chat.completion.chunk" : "chat.completion";
@@ -54,7 +55,7 @@ class ChatFormat : public ApiFormat {
 
  private:
   // The beginning of a call that the request wants; empty: none.
-  std::string ForcedCall(const std::string& prompt) const;
+  std::string ForcedCall() const;
 
   const ChatOptions& options_;
   ChatRequest chat_;

@@ -292,6 +292,7 @@ class ChatReader {
 // Members that other servers have and that have no effect with these values.
 bool IsNeutral(const std::string& key, const json& value) {
   if (key == "modalities") return value == json::array({"text"});
+  if (key == "echo") return value == json(false);
   if (key == "add_special_tokens") return value == json(false);
   if (key == "verbosity") return value == json("medium");
   return false;

@@ -30,6 +30,7 @@ class CompletionFormat : public ApiFormat {
   std::unique_ptr<ChoiceWriter> NewWriter(const CompletionRequest& request,
                                           const Tokenizer* tokenizer,
                                           int choice) const override;
+  bool has_one_prompt() const override { return false; }
   absl::string_view id_prefix() const override { return "cmpl-"; }
   absl::string_view object(bool) const override { return "text_completion"; }
 };

@@ -34,6 +34,7 @@ constexpr absl::string_view kModelPrefix = "/v1/models/";
 constexpr char kCompletions[] = "/v1/completions";
 constexpr char kChat[] = "/v1/chat/completions";
 constexpr char kCompletionsRender[] = "/v1/completions/render";
+constexpr char kChatRender[] = "/v1/chat/completions/render";
 constexpr char kTokenize[] = "/tokenize";
 constexpr char kDetokenize[] = "/detokenize";
 
@@ -41,10 +42,13 @@ constexpr char kDetokenize[] = "/detokenize";
 bool Generates(absl::string_view path) {
   return path == kCompletions || path == kChat;
 }
+bool IsOfChat(absl::string_view path) {
+  return path == kChat || path == kChatRender;
+}
 // Paths that take the JSON of a request.
 bool TakesJson(absl::string_view path) {
-  return Generates(path) || path == kCompletionsRender || path == kTokenize ||
-         path == kDetokenize;
+  return Generates(path) || path == kCompletionsRender || path == kChatRender ||
+         path == kTokenize || path == kDetokenize;
 }
 // Paths that need a key, if there are keys.
 bool IsOfApi(absl::string_view path) {
@@ -122,8 +126,8 @@ std::string TakeTimeout(HttpRequest* request) {
 std::string NotFound(absl::string_view path) {
   return absl::StrCat(
       "there is nothing under ", Quote(path),
-      "; expected /v1/chat/completions, /v1/completions, "
-      "/v1/completions/render, /v1/models, /tokenize, /detokenize, /health or "
+      "; expected /v1/chat/completions, /v1/completions, each also with "
+      "/render, /v1/models, /tokenize, /detokenize, /health or "
       "/metrics, as far as this port has them");
 }
 
@@ -216,11 +220,11 @@ std::optional<HttpResponse> HttpApi::Refusal(HttpRequest* request) {
         415, absl::StrCat("Content-Encoding is '", encoding.substr(0, 100),
                           "'; expected a body as it is, without one"));
   }
-  if (!Generates(head.path)) return std::nullopt;
-  if (head.path == kChat && options_.chat.renderer == nullptr) {
+  if (IsOfChat(head.path) && options_.chat.renderer == nullptr) {
     options_.environment->metrics->OnRefused(RefusalReason::kInvalid);
     return NoChat(options_.chat.problem);
   }
+  if (!Generates(head.path)) return std::nullopt;
   std::string problem = RequestIdProblem(head.request_id);
   if (problem.empty()) problem = TakeTimeout(request);
   if (!problem.empty()) {
@@ -277,8 +281,9 @@ void HttpApi::OnAnswered(const std::string& path, int status, double seconds) {
   if (options_.counters == nullptr) return;
   // A label has few values, whatever paths clients request.
   const char* endpoint = "other";
-  for (const char* known : {kChat, kCompletions, kCompletionsRender, kTokenize,
-                            kDetokenize, "/v1/models", "/health", "/metrics"}) {
+  for (const char* known :
+       {kChat, kChatRender, kCompletions, kCompletionsRender, kTokenize,
+        kDetokenize, "/v1/models", "/health", "/metrics"}) {
     if (path == known) endpoint = known;
   }
   if (absl::StartsWith(path, kModelPrefix)) endpoint = "/v1/models";
@@ -287,9 +292,16 @@ void HttpApi::OnAnswered(const std::string& path, int status, double seconds) {
 
 void HttpApi::Handle(HttpRequest request, std::shared_ptr<HttpReply> reply) {
   if (!TakesJson(request.path)) return reply->Send(Get(request.path));
-  if (request.path == kCompletionsRender) {
+  std::unique_ptr<ApiFormat> format;
+  if (IsOfChat(request.path)) {
+    format = std::make_unique<ChatFormat>(options_.chat);
+  } else {
+    format = std::make_unique<CompletionFormat>();
+  }
+  if (request.path == kCompletionsRender || request.path == kChatRender) {
     return std::make_shared<RenderCall>(*options_.environment,
-                                        options_.model_name, std::move(reply))
+                                        options_.model_name, std::move(format),
+                                        std::move(reply))
         ->Begin(request);
   }
   if (!Generates(request.path)) {
@@ -297,12 +309,6 @@ void HttpApi::Handle(HttpRequest request, std::shared_ptr<HttpReply> reply) {
                                           options_.model_name, std::move(reply),
                                           /*back=*/request.path == kDetokenize)
         ->Begin(request);
-  }
-  std::unique_ptr<ApiFormat> format;
-  if (request.path == kChat) {
-    format = std::make_unique<ChatFormat>(options_.chat);
-  } else {
-    format = std::make_unique<CompletionFormat>();
   }
   std::make_shared<CompletionCall>(*options_.environment, options_.model_name,
                                    std::move(format), std::move(reply))

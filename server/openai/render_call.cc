@@ -74,34 +74,33 @@ json RenderedJson(const std::string& request_id, const GenerateInput& input,
 
 RenderCall::RenderCall(const CallEnvironment& environment,
                        const std::string& model_name,
+                       std::unique_ptr<ApiFormat> format,
                        std::shared_ptr<HttpReply> reply)
     : RequestCall(environment),
       model_name_(model_name),
+      format_(std::move(format)),
       reply_(std::move(reply)) {}
 
 void RenderCall::Begin(const HttpRequest& request) {
   reply_->Listen(self());
   SetParts(1);
   request_id_ =
-      "cmpl-" + (request.request_id.empty() ? FormatRequestId(RandomSeed())
-                                            : request.request_id[0]);
+      absl::StrCat(format_->id_prefix(), request.request_id.empty()
+                                             ? FormatRequestId(RandomSeed())
+                                             : request.request_id[0]);
   if (auto error = Read(request)) return Refuse(*std::move(error));
-  int64_t bytes = 0;
-  for (const RequestInput& prompt : request_.prompts) {
-    bytes += prompt.text_bytes();
-  }
+  const int64_t bytes = format_->PrepareBytes(request_);
   if (bytes <= EncodeThreads::kShortBytes) return Finish(Render());
   // What waits for its turn counts as open.
   if (absl::Status status = OpenStreams(); !status.ok()) {
     return Refuse(ErrorOf(status));
   }
   Encode(bytes, [this](const absl::Status& status) {
-    reply_->Continue(
-        [self = self(), answer = status.ok()
-                                     ? Render()
-                                     : absl::StatusOr<std::string>(status)] {
-          self->Finish(answer);
-        });
+    reply_->Continue([self = self(), answer = status.ok()
+                                                  ? Render()
+                                                  : Answer(ErrorOf(status))] {
+      self->Finish(answer);
+    });
   });
 }
 
@@ -110,43 +109,47 @@ std::optional<ApiError> RenderCall::Read(const HttpRequest& request) {
       !status.ok()) {
     return ErrorOf(status);
   }
-  return ParseCompletion(request.body, model_name_,
-                         environment_.engine->limits(), &request_);
+  return format_->Parse(request.body, model_name_,
+                        environment_.engine->limits(), &request_);
 }
 
-absl::StatusOr<std::string> RenderCall::Render() {
+RenderCall::Answer RenderCall::Render() {
   RequestContext context = environment_.context;
-  context.default_max_new_tokens = kCompletionMaxTokens;
+  if (auto error = format_->Prepare(context, &request_)) return *error;
+  context.default_max_new_tokens = format_->DefaultMaxTokens(context, request_);
   const RequestLimits& limits = environment_.engine->limits();
   json answer = json::array();
   const size_t count = request_.prompts.size();
   for (size_t i = 0; i < count; ++i) {
-    const FieldNames names = CompletionFieldNames(i, count);
-    RECURVE_ASSIGN_OR_RETURN(
-        const GenerateInput input,
-        Complete(std::move(request_.prompts[i]), context, names));
+    const FieldNames names = format_->Names(i, count);
+    const absl::StatusOr<GenerateInput> input =
+        Complete(std::move(request_.prompts[i]), context, names);
+    if (!input.ok()) return ErrorOf(input.status());
     // What the completion would be refused for.
-    RECURVE_RETURN_IF_ERROR(
-        ValidateCommand(input.command, 0, limits, input.prompt_name, names));
-    RECURVE_RETURN_IF_ERROR(ValidateOptions(input.options, limits, names));
-    RECURVE_RETURN_IF_ERROR(
-        ValidateMinTokens(input.options, input.command.generate, names));
+    for (const absl::Status& status :
+         {ValidateCommand(input->command, 0, limits, input->prompt_name, names),
+          ValidateOptions(input->options, limits, names),
+          ValidateMinTokens(input->options, input->command.generate, names)}) {
+      if (!status.ok()) return ErrorOf(status);
+    }
     answer.push_back(RenderedJson(
-        count > 1 ? absl::StrCat(request_id_, "-", i) : request_id_, input,
+        count > 1 ? absl::StrCat(request_id_, "-", i) : request_id_, *input,
         request_, model_name_));
   }
-  return ToText(answer);
+  return ToText(format_->has_one_prompt() ? answer[0] : answer);
 }
 
-void RenderCall::Finish(absl::StatusOr<std::string> answer) {
-  if (!answer.ok()) return Refuse(ErrorOf(answer.status()));
+void RenderCall::Finish(Answer answer) {
+  if (auto* const error = std::get_if<ApiError>(&answer)) {
+    return Refuse(std::move(*error));
+  }
   {
     MutexLock lock(&mu_);
     over_ = true;
     CloseTickets();
   }
   HttpResponse response;
-  response.body = *std::move(answer);
+  response.body = std::get<std::string>(std::move(answer));
   reply_->Send(std::move(response));
 }
 

@@ -4,11 +4,12 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
-#include "absl/status/statusor.h"
 #include "nlohmann/json_fwd.hpp"
 #include "server/http/http_reply.h"
+#include "server/openai/api_format.h"
 #include "server/openai/openai.h"
 #include "server/requests/request_call.h"
 
@@ -22,15 +23,16 @@ nlohmann::json RenderedJson(const std::string& request_id,
                             const CompletionRequest& request,
                             const std::string& model_name);
 
-// One request of POST /v1/completions/render: takes the body of a completion,
-// and answers what its prompts become; nothing runs. Long texts are encoded in
-// their turn.
+// One request of POST /v1/completions/render or /v1/chat/completions/render:
+// takes the body of a completion, and answers what its prompts become; nothing
+// runs. Long texts are encoded in their turn.
 //
 // Lifetime and thread safety: RequestCall; it has one part, and never a
 // sequence.
 class RenderCall : public RequestCall, public HttpListener {
  public:
   RenderCall(const CallEnvironment& environment, const std::string& model_name,
+             std::unique_ptr<ApiFormat> format,
              std::shared_ptr<HttpReply> reply);
 
   // Answers the request, or refuses it.
@@ -42,17 +44,19 @@ class RenderCall : public RequestCall, public HttpListener {
 
  private:
   std::optional<ApiError> Read(const HttpRequest& request);
-  // The body of the answer.
-  absl::StatusOr<std::string> Render();
-  void Finish(absl::StatusOr<std::string> answer);
+  // The body of the answer, or an error.
+  using Answer = std::variant<std::string, ApiError>;
+  Answer Render();
+  void Finish(Answer answer);
   void Refuse(ApiError error);
   std::shared_ptr<RenderCall> self() {
     return std::static_pointer_cast<RenderCall>(shared_from_this());
   }
 
   const std::string& model_name_;
+  const std::unique_ptr<ApiFormat> format_;
   const std::shared_ptr<HttpReply> reply_;
-  std::string request_id_;  // cmpl-…
+  std::string request_id_;  // cmpl-…, chatcmpl-…
   CompletionRequest request_;
 };
 
