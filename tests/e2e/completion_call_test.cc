@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "server/openai/completion_format.h"
 #include "server/requests/encode_threads.h"
 #include "tests/e2e/http_fixture.h"
 
@@ -48,7 +49,8 @@ TEST(CompletionCallTest, AWholeAnswerIsNotMadeOnTheEnginesThread) {
   const auto reply = std::make_shared<KeptReply>();
   HttpRequest request;
   request.body = R"({"prompt": [[256], [256, 65]], "ignore_eos": true})";
-  const auto call = std::make_shared<CompletionCall>(environment, name, reply);
+  const auto call = std::make_shared<CompletionCall>(
+      environment, name, std::make_unique<CompletionFormat>(), reply);
   call->Begin(request);
   const HttpResponse response = reply->made.get_future().get()();
   EXPECT_EQ(response.status, 200);
