@@ -19,6 +19,25 @@ int64_t TokenBytes(const StepEvent& event, int num_logprobs) {
   return 18 + 9 * static_cast<int64_t>(event.top_logprobs.size());
 }
 
+int64_t PromptTokenBytes(const StepEvent::PromptLogprob& token) {
+  return 20 + 9 * static_cast<int64_t>(token.top.size());
+}
+
+// Where a token is one of the prompt that nothing predicts, `token` is null.
+void AppendPrompt(uint32_t id, const StepEvent::PromptLogprob* token,
+                  bool with_top, vg::InputLogProbs* out) {
+  out->add_token_ids(id);
+  vg::InputTokenLogProb* const logprob = out->add_token_logprobs();
+  if (token != nullptr) logprob->set_value(token->logprob);
+  if (!with_top) return;
+  vg::TopLogProbs* const top = out->add_top_logprobs();
+  if (token == nullptr) return;
+  for (const auto& [other, value] : token->top) {
+    top->add_token_ids(static_cast<uint32_t>(other));
+    top->add_values(value);
+  }
+}
+
 void AppendLogprobs(const StepEvent& event, int num_logprobs,
                     vg::OutputLogProbs* out) {
   out->add_token_logprobs(event.logprob);
@@ -42,12 +61,17 @@ class VllmGenerateCall::Sample : public EventSink {
   void OnAdmitted(double) override {}
 
   bool OnStep(StepEvent event) override {
-    if (!event.has_token) return true;  // text, which the caller makes itself
     bool room;
     {
       MutexLock lock(&call_->mu_);
-      call_->part(index_).ticket.CountToken();
-      Append(event);
+      for (const StepEvent::PromptLogprob& token : event.prompt_logprobs) {
+        AppendPromptToken(token);
+      }
+      // Its text is the caller's to make.
+      if (event.has_token) {
+        call_->part(index_).ticket.CountToken();
+        Append(event);
+      }
       room = call_->HasRoom(index_);
     }
     call_->Pump();
@@ -82,6 +106,13 @@ class VllmGenerateCall::Sample : public EventSink {
   // Moves its next response into `message`; false if there is none. REQUIRES:
   // the call's mu_ is held.
   bool Take(vg::GenerateResponse* message) {
+    if (!prompt.empty()) {
+      vg::GenerateStreamChunk& chunk = *message->mutable_chunk();
+      *chunk.mutable_input_logprobs() = prompt.TakeFirst();
+      chunk.set_index(index_);
+      chunk.set_prompt_tokens(static_cast<uint32_t>(call_->prompt_tokens_));
+      return true;
+    }
     if (!chunks.empty()) {
       vg::GenerateStreamChunk& chunk = *message->mutable_chunk();
       chunk = chunks.TakeFirst();
@@ -96,9 +127,21 @@ class VllmGenerateCall::Sample : public EventSink {
     return true;
   }
 
+  OutputParts<vg::InputLogProbs> prompt;
   OutputParts<vg::GenerateStreamChunk> chunks;
 
  private:
+  void AppendPromptToken(const StepEvent::PromptLogprob& token) {
+    const bool with_top = call_->num_prompt_logprobs_ > 0;
+    const bool first = token.position == 1;
+    vg::InputLogProbs* const out =
+        call_->stream_output_
+            ? &prompt.Grow(0, PromptTokenBytes(token) + (first ? 20 : 0))
+            : complete_.mutable_input_logprobs();
+    if (first) AppendPrompt(call_->first_prompt_id_, nullptr, with_top, out);
+    AppendPrompt(static_cast<uint32_t>(token.token), &token, with_top, out);
+  }
+
   void Append(const StepEvent& event) {
     last_token_ = static_cast<uint32_t>(event.token);
     const int logprobs = call_->num_logprobs_;
@@ -171,9 +214,14 @@ absl::Status VllmGenerateCall::Open(const vg::GenerateRequest& request) {
   const FieldNames names = VllmFieldNames();
   RECURVE_ASSIGN_OR_RETURN(GenerateInput input,
                            Complete(std::move(read), context, names));
+  if (!request.stream()) {
+    RECURVE_RETURN_IF_ERROR(BoundWholePrompt(input.command, input.prompt_name));
+  }
   stream_output_ = request.stream();
   num_logprobs_ = input.options.sampling.num_logprobs;
+  num_prompt_logprobs_ = input.command.prompt_logprobs;
   prompt_tokens_ = static_cast<int64_t>(input.command.append.size());
+  first_prompt_id_ = static_cast<uint32_t>(input.command.append[0]);
   if (count > 1) RECURVE_RETURN_IF_ERROR(Widen(static_cast<size_t>(count)));
   std::vector<GenerateInput> inputs;
   std::vector<EventSink*> sinks;
@@ -190,8 +238,9 @@ StreamCall<vg::GenerateResponse>::Buffered VllmGenerateCall::buffered(
     size_t index) const {
   // What is held of an answer in one piece is bounded (BoundWholeAnswer), and
   // no client waits for a part of it.
-  const auto& chunks = samples_[index]->chunks;
-  return {chunks.tokens(), chunks.bytes()};
+  const Sample& sample = *samples_[index];
+  return {sample.chunks.tokens(),
+          sample.chunks.bytes() + sample.prompt.bytes()};
 }
 
 bool VllmGenerateCall::TakeOutput(vg::GenerateResponse* message, bool*) {

@@ -45,8 +45,10 @@ class VllmGenerateCall
   std::string request_id_;  // set before the call is among `requests_`
   // Set before the engine knows the sequences, then constant.
   bool stream_output_ = false;
-  int num_logprobs_ = -1;  // as SamplingParams has it
+  int num_logprobs_ = -1;         // as SamplingParams has it
+  int num_prompt_logprobs_ = -1;  // as Command has it
   int64_t prompt_tokens_ = 0;
+  uint32_t first_prompt_id_ = 0;
   std::vector<std::unique_ptr<Sample>> samples_;
 
   // The one whose output is sent next, so that each gets its turn.

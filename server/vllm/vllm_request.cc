@@ -105,21 +105,21 @@ absl::Status CheckConstraint(const vg::SamplingParams& in) {
                "does not constrain output to a grammar");
 }
 
-// What the engine does not do yet.
+// What the engine does not do.
 absl::Status CheckFeatures(const vg::SamplingParams& in) {
   RECURVE_RETURN_IF_ERROR(CheckConstraint(in));
-  if (in.min_tokens() != 0) {
-    return Refusal("sampling_params.min_tokens", in.min_tokens(), "0");
-  }
-  if (in.has_prompt_logprobs()) {
-    return Refusal("sampling_params.prompt_logprobs", in.prompt_logprobs(),
-                   "it not to be set");
-  }
   if (in.has_truncate_prompt_tokens()) {
     return Refusal("sampling_params.truncate_prompt_tokens",
                    in.truncate_prompt_tokens(), "it not to be set");
   }
   return absl::OkStatus();
+}
+
+// A number of log-probabilities. Checked here, because the engine's -1 is none,
+// and that of the interface all of the vocabulary.
+absl::Status CheckLogprobs(absl::string_view field, int32_t value) {
+  if (value >= 0 && value <= kMaxLogprobs) return absl::OkStatus();
+  return Refusal(field, value, absl::StrCat("0 to ", kMaxLogprobs));
 }
 
 absl::StatusOr<SamplingParams> SamplingOf(const vg::SamplingParams& in) {
@@ -138,12 +138,8 @@ absl::StatusOr<SamplingParams> SamplingOf(const vg::SamplingParams& in) {
   // A map has no order; the arithmetic needs one.
   std::sort(out.logit_bias.begin(), out.logit_bias.end());
   if (in.has_logprobs()) {
-    // Checked here because the engine's name for it has no prefix, and its -1
-    // means none.
-    if (in.logprobs() < 0 || in.logprobs() > kMaxLogprobs) {
-      return Refusal("sampling_params.logprobs", in.logprobs(),
-                     absl::StrCat("0 to ", kMaxLogprobs));
-    }
+    RECURVE_RETURN_IF_ERROR(
+        CheckLogprobs("sampling_params.logprobs", in.logprobs()));
     out.num_logprobs = in.logprobs();
   }
   return out;
@@ -158,6 +154,7 @@ FieldNames VllmFieldNames() {
   names.generate = "sampling_params.max_tokens";
   names.sampling = names.stopping = "sampling_params.";
   names.stop_strings = "stop";
+  names.prompt_logprobs = "sampling_params.prompt_logprobs";
   return names;
 }
 
@@ -174,10 +171,20 @@ absl::StatusOr<RequestInput> FromVllm(const vg::GenerateRequest& request,
       Ids("sampling_params.stop_token_ids", in.stop_token_ids(), context));
   stopping.stop_strings.assign(in.stop().begin(), in.stop().end());
   stopping.ignore_eos = in.ignore_eos();
+  stopping.min_tokens = in.min_tokens();
+  // Text is made only to find these in.
+  if (in.stop_size() > 0) {
+    stopping.skip_special_tokens = in.skip_special_tokens();
+  }
   if (in.has_seed()) {
     input.seed = static_cast<uint64_t>(int64_t{in.seed()});
   }
   if (in.has_max_tokens()) input.max_new_tokens = in.max_tokens();
+  if (in.has_prompt_logprobs()) {
+    RECURVE_RETURN_IF_ERROR(
+        CheckLogprobs("sampling_params.prompt_logprobs", in.prompt_logprobs()));
+    input.prompt_logprobs = in.prompt_logprobs();
+  }
   switch (request.input_case()) {
     case vg::GenerateRequest::kTokenized: {
       RECURVE_ASSIGN_OR_RETURN(
@@ -209,6 +216,19 @@ absl::Status BoundWholeAnswer(const RequestInput& input, int samples,
       "sampling_params.max_tokens", *input.max_new_tokens,
       absl::StrCat("at most ", most, " without stream for ", samples,
                    " continuations with ", logprobs, " logprobs a token"));
+}
+
+absl::Status BoundWholePrompt(const Command& command,
+                              absl::string_view prompt_name) {
+  if (command.prompt_logprobs < 0) return absl::OkStatus();
+  const auto count = static_cast<int64_t>(command.append.size());
+  const int64_t most =
+      kMaxWholeTokens / (1 + kLogprobTokens * (command.prompt_logprobs + 1));
+  if (count <= most) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      prompt_name, " has ", count, " tokens; without stream at most ", most,
+      " are allowed with sampling_params.prompt_logprobs ",
+      command.prompt_logprobs));
 }
 
 absl::StatusOr<int> SamplesOf(const vg::GenerateRequest& request) {

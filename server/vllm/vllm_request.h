@@ -29,6 +29,10 @@ inline constexpr int64_t kLogprobTokens = 8;
 absl::Status BoundWholeAnswer(const RequestInput& input, int samples,
                               RequestContext* context);
 
+// The same for the log-probabilities of a prompt, which `prompt_name` named.
+absl::Status BoundWholePrompt(const Command& command,
+                              absl::string_view prompt_name);
+
 // SamplingParams::n, from 1 to kMaxSamples, or InvalidArgument.
 absl::StatusOr<int> SamplesOf(
     const ::vllm::grpc::engine::GenerateRequest& request);

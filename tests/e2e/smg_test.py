@@ -317,7 +317,12 @@ class ServiceTest(Fleet):
                 max_tokens=LONG, ignore_eos=True, temperature=0))
         call = self.stub.Generate(request)
         next(call)
-        load = self.stub.GetLoads(vllm_engine_pb2.GetLoadsRequest()).loads[0]
+
+        def load_now():
+            return self.stub.GetLoads(vllm_engine_pb2.GetLoadsRequest()).loads[0]
+
+        wait_for(lambda: load_now().num_running_reqs == 1, "no load shows")
+        load = load_now()
         self.assertEqual((1, 0, 1), (load.num_running_reqs, load.num_waiting_reqs,
                                      load.num_total_reqs))
         self.assertGreaterEqual(load.num_used_tokens, 64)

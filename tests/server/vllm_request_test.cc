@@ -54,6 +54,8 @@ TEST(VllmRequestTest, FieldsThatAreSet) {
   in.add_stop("x");
   in.add_stop_token_ids(9);
   in.set_ignore_eos(true);
+  in.set_min_tokens(4);
+  in.set_prompt_logprobs(0);
   in.set_n(3);
   in.set_logprobs(0);
   in.set_seed(-2);
@@ -85,6 +87,9 @@ TEST(VllmRequestTest, FieldsThatAreSet) {
   EXPECT_THAT(input->options.stopping.stop_strings, testing::ElementsAre("x"));
   EXPECT_THAT(input->options.stopping.stop_token_ids, testing::ElementsAre(9));
   EXPECT_TRUE(input->options.stopping.ignore_eos);
+  EXPECT_TRUE(input->options.stopping.skip_special_tokens);
+  EXPECT_EQ(input->options.stopping.min_tokens, 4);
+  EXPECT_EQ(input->prompt_logprobs, 0);
   EXPECT_EQ(*SamplesOf(request), 3);
 }
 
@@ -121,10 +126,8 @@ TEST(VllmRequestTest, WhatTheServerDoesNotHaveIsRefusedByName) {
        sampling([](auto* s) { s->set_json_object(true); })},
       {"sampling_params.choice is set",
        sampling([](auto* s) { s->mutable_choice(); })},
-      {"sampling_params.min_tokens is 1; expected 0",
-       sampling([](auto* s) { s->set_min_tokens(1); })},
-      {"sampling_params.prompt_logprobs is 0",
-       sampling([](auto* s) { s->set_prompt_logprobs(0); })},
+      {"sampling_params.prompt_logprobs is -1; expected 0 to 20",
+       sampling([](auto* s) { s->set_prompt_logprobs(-1); })},
       {"sampling_params.truncate_prompt_tokens is -1",
        sampling([](auto* s) { s->set_truncate_prompt_tokens(-1); })},
       {"sampling_params.logprobs is -1; expected 0 to 20",
@@ -168,6 +171,17 @@ TEST(VllmRequestTest, AnAnswerInOnePieceIsBounded) {
   input.options.sampling.num_logprobs = 20;
   ASSERT_TRUE(BoundWholeAnswer(input, 1, &context).ok());
   EXPECT_EQ(context.default_max_new_tokens, (2 << 20) / 169);
+
+  Command command;
+  command.append.resize((2 << 20) / 169);
+  command.prompt_logprobs = 20;
+  EXPECT_TRUE(BoundWholePrompt(command, "text").ok());
+  command.append.push_back(1);
+  EXPECT_EQ(BoundWholePrompt(command, "text").message(),
+            "text has 12410 tokens; without stream at most 12409 are allowed "
+            "with sampling_params.prompt_logprobs 20");
+  command.prompt_logprobs = -1;
+  EXPECT_TRUE(BoundWholePrompt(command, "text").ok());
 }
 
 TEST(VllmRequestTest, NoPrompt) {
