@@ -44,7 +44,8 @@ struct HttpResponse {
   std::vector<std::pair<std::string, std::string>> headers;
   std::string body;
   // For a streamed answer: written after a period without output, so that no
-  // proxy or client treats the stream as dead. Readers ignore it. Empty: none.
+  // proxy or client treats the stream as dead, and once more in front of the
+  // output that ends the period. Readers ignore it. Empty: none.
   std::string ping;
 };
 

@@ -56,7 +56,6 @@ HttpSession::HttpSession(std::shared_ptr<HttpSessions> sessions,
       share_(sessions_->options().strangers, StrangerBytes::Port::kHttp) {}
 
 template <typename F>
-
 void HttpSession::Post(F f) {
   // It could not run after the threads have ended; all connections are closed
   // by then.
@@ -157,7 +156,9 @@ void HttpSession::Write(std::string piece) {
   Post([this, piece = std::move(piece)] {
     if (state_ != State::kAnswering) return;
     pinging_ = false;
-    AppendPiece(piece);
+    // Benchmark clients of vLLM strip each piece that arrives, and so glue a
+    // ping to what follows: a second one, in one piece with it, ends the first.
+    AppendPiece(std::exchange(pinged_, false) ? ping_ + piece : piece);
     WriteMore();
   });
 }
@@ -235,7 +236,7 @@ void HttpSession::ExpectRequest(std::chrono::milliseconds time) {
   asked_.reset();
   head_bytes_ = 0;
   head_end_ = 0;
-  head_only_ = streaming_ = finished_ = pinging_ = false;
+  head_only_ = streaming_ = finished_ = pinging_ = pinged_ = false;
   ping_.clear();
   version_ = 11;
   keep_alive_ = true;
@@ -527,7 +528,7 @@ void HttpSession::WaitToPing() {
 }
 
 void HttpSession::Ping() {
-  pinging_ = true;
+  pinging_ = pinged_ = true;
   AppendPiece(ping_);
   WriteMore();
 }

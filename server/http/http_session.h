@@ -175,6 +175,7 @@ class HttpSession : public HttpReply,
   bool finished_ = false;  // no more output after the buffers
   std::string ping_;       // for the streamed answer
   bool pinging_ = false;   // the buffers contain only a ping
+  bool pinged_ = false;    // the last piece was a ping
   std::shared_ptr<HttpListener> listener_;
   bool writing_ = false;
   size_t written_ = 0;  // written bytes of output_

@@ -122,6 +122,10 @@ void CompletionCall::Begin(const HttpRequest& request) {
   if (std::optional<ApiError> error = Read(request)) {
     return Refuse(*std::move(error));
   }
+  if (request_id_.empty() && !request_.request_id.empty()) {
+    request_id_ = {request_.request_id};
+    headers_.emplace_back(kRequestIdHeader, request_id_[0]);
+  }
   const int64_t bytes = format_->PrepareBytes(request_);
   if (bytes <= EncodeThreads::kShortBytes) return Go(PrepareAll());
   // A text waiting to be encoded counts as open, as over gRPC.
@@ -454,7 +458,9 @@ void CompletionCall::Pump() {
       if (action == kBegin) {
         response.content_type = "text/event-stream; charset=utf-8";
         response.headers = headers_;
-        response.headers.emplace_back("Cache-Control", "no-cache");
+        // Compressors between here and the client would hold events back.
+        response.headers.emplace_back("Cache-Control",
+                                      "no-cache, no-transform");
         // Makes nginx forward events without buffering.
         response.headers.emplace_back("X-Accel-Buffering", "no");
         response.ping = kPing;

@@ -1,5 +1,6 @@
 #include "server/openai/field_reader.h"
 
+#include <cmath>
 #include <utility>
 
 #include "absl/status/statusor.h"
@@ -84,6 +85,22 @@ std::optional<ApiError> ParseBody(absl::string_view body, int max_depth,
         absl::StrCat("the body has more than ", max_values, " values"));
   }
   return TakeObject(std::move(parsed), object);
+}
+
+std::optional<int64_t> WholeNumber(const json& value) {
+  if (value.is_number_float()) {
+    constexpr double kExact = int64_t{1} << 53;
+    const double number = value.get<double>();
+    if (std::abs(number) > kExact || std::trunc(number) != number) {
+      return std::nullopt;
+    }
+    return static_cast<int64_t>(number);
+  }
+  if (!value.is_number_integer() ||
+      (value.is_number_unsigned() && value.get<uint64_t>() > INT64_MAX)) {
+    return std::nullopt;
+  }
+  return value.get<int64_t>();
 }
 
 std::optional<ApiError> CheckModel(FieldReader& reader, const json& value,

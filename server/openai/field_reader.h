@@ -26,6 +26,11 @@ std::optional<ApiError> ParseBody(absl::string_view body, absl::string_view ids,
 std::optional<ApiError> ParseBody(absl::string_view body, int max_depth,
                                   int max_values, nlohmann::json* object);
 
+// Nothing for a value that is not whole or not of 64 bits. JSON has one kind of
+// number, and some clients write 16 as 16.0: beyond 2^53, where a fraction may
+// be lost, such values are nothing too.
+std::optional<int64_t> WholeNumber(const nlohmann::json& value);
+
 // Reads one JSON object member by member; keeps the first error.
 class FieldReader {
  public:
@@ -86,13 +91,8 @@ class FieldReader {
   }
   int64_t Int(absl::string_view field, const nlohmann::json& value, int64_t min,
               int64_t max) {
-    const bool fits = value.is_number_integer() &&
-                      !(value.is_number_unsigned() &&
-                        value.get<uint64_t>() > uint64_t{INT64_MAX});
-    if (fits) {
-      const int64_t number = value.get<int64_t>();
-      if (number >= min && number <= max) return number;
-    }
+    const std::optional<int64_t> number = WholeNumber(value);
+    if (number && *number >= min && *number <= max) return *number;
     Unexpected(field, value,
                absl::StrCat("an integer from ", min, " to ", max));
     return min;

@@ -82,7 +82,6 @@ std::string PercentDecoded(absl::string_view text) {
 // The error in a client's request id; empty: none. The id is copied to a header
 // of the answer, where a newline would begin another header.
 std::string RequestIdProblem(const std::vector<std::string>& ids) {
-  constexpr size_t kMaxBytes = 128;
   constexpr char kExpected[] =
       "; expected one of 1 to 128 visible ASCII characters, ! to ~";
   if (ids.empty()) return "";
@@ -91,7 +90,7 @@ std::string RequestIdProblem(const std::vector<std::string>& ids) {
                         kExpected);
   }
   const std::string& id = ids[0];
-  if (id.empty() || id.size() > kMaxBytes) {
+  if (id.empty() || id.size() > kMaxRequestIdBytes) {
     return absl::StrCat("X-Request-Id has ", id.size(), " bytes", kExpected);
   }
   if (!absl::c_all_of(id, [](char c) { return absl::ascii_isgraph(c); })) {

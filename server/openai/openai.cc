@@ -322,6 +322,9 @@ json ModelsJson(const std::string& model_name, int64_t created,
                                  {"object", "model"},
                                  {"created", created},
                                  {"owned_by", "recurve"},
+                                 // Two of vLLM's; its benchmark reads "root".
+                                 {"root", model_name},
+                                 {"parent", nullptr},
                                  {"max_model_len", max_model_len}}})}};
 }
 

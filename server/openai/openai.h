@@ -51,6 +51,7 @@ struct CompletionRequest {
   bool tokens_as_ids = false;  // in logprobs, "token_id:65" instead of "A"
   bool echo = false;           // the prompt before its completion
   bool shows_prompt_logprobs = false;  // the field `prompt_logprobs`
+  std::string request_id;      // the client's; empty: none in the body
 
   // A model without a tokenizer has only token ids to show.
   bool ShowsTokenIds(const Tokenizer* tokenizer) const {
@@ -62,6 +63,8 @@ inline constexpr int kMaxChoices = 64;
 // What this API calls the fields of prompt `index` of `count`.
 FieldNames CompletionFieldNames(size_t index, size_t count);
 inline constexpr int kMaxPrompts = 64;
+// Of an id that a client gives its request.
+inline constexpr size_t kMaxRequestIdBytes = 128;
 // The API's default for max_tokens.
 inline constexpr int kCompletionMaxTokens = 16;
 // Limit on an unstreamed answer, in tokens. Until it is sent, each logprob of a

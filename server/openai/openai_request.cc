@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/algorithm/container.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -138,6 +139,32 @@ void ReadStopTokenIds(const json& value, FieldReader& reader,
   }
 }
 
+// Both names of OpenAI and vLLM may be given, with one value.
+void ReadCacheKey(const std::string& key, const json& value,
+                  FieldReader& reader, std::string* cache_key) {
+  const std::string read = reader.String(key, value);
+  if (!cache_key->empty() && *cache_key != read) {
+    reader.Fail(key, absl::StrCat("is ", DescribeJson(value), " and ",
+                                  key == "cache_salt" ? "prompt_cache_key"
+                                                      : "cache_salt",
+                                  " is ", Quote(*cache_key),
+                                  "; expected one value, as both are names of "
+                                  "one option"));
+  }
+  *cache_key = read;
+}
+
+// As the header of this purpose, the id is copied to a header of the answer.
+void ReadRequestId(const json& value, FieldReader& reader, std::string* id) {
+  *id = reader.String("request_id", value);
+  if (id->empty() || id->size() > kMaxRequestIdBytes ||
+      !absl::c_all_of(*id, absl::ascii_isgraph)) {
+    reader.Unexpected("request_id", value,
+                      absl::StrCat("a string of 1 to ", kMaxRequestIdBytes,
+                                   " visible ASCII characters, ! to ~"));
+  }
+}
+
 void ReadStreamOptions(const json& value, FieldReader& reader,
                        CompletionRequest* request) {
   if (!value.is_object()) {
@@ -180,11 +207,7 @@ bool ReadOption(const std::string& key, const json& value, FieldReader& reader,
     }
     base->max_new_tokens = count;
   } else if (key == "n") {
-    // Some clients send 1.0, the value that has no effect.
-    if (value != json(1)) {
-      request->samples =
-          static_cast<int>(reader.Int(key, value, 1, kMaxSamples));
-    }
+    request->samples = static_cast<int>(reader.Int(key, value, 1, kMaxSamples));
   } else if (key == "temperature") {
     sampling.temperature = reader.Float(key, value, kTemperatureRange);
   } else if (key == "top_p") {
@@ -204,8 +227,8 @@ bool ReadOption(const std::string& key, const json& value, FieldReader& reader,
   } else if (key == "seed") {
     if (value.is_number_unsigned()) {
       base->seed = value.get<uint64_t>();
-    } else if (value.is_number_integer()) {  // negative: its two's complement
-      base->seed = static_cast<uint64_t>(value.get<int64_t>());
+    } else if (const auto number = WholeNumber(value)) {
+      base->seed = static_cast<uint64_t>(*number);  // two's complement
     } else {
       reader.Unexpected(
           key, value,
@@ -240,8 +263,10 @@ bool ReadOption(const std::string& key, const json& value, FieldReader& reader,
     request->return_token_ids = reader.Bool(key, value);
   } else if (key == "return_tokens_as_token_ids") {
     request->tokens_as_ids = reader.Bool(key, value);
-  } else if (key == "prompt_cache_key") {
-    base->options.cache_key = reader.String(key, value);
+  } else if (key == "prompt_cache_key" || key == "cache_salt") {
+    ReadCacheKey(key, value, reader, &base->options.cache_key);
+  } else if (key == "request_id") {
+    ReadRequestId(value, reader, &request->request_id);
   } else if (key == "user" || key == "safety_identifier") {
     reader.String(key, value);  // has no effect
   } else if (key == "metadata") {
@@ -273,7 +298,7 @@ void FinishOptions(const json& object, FieldReader& reader,
   // An object has no order; the arithmetic needs one.
   absl::c_sort(base->options.sampling.logit_bias);
   if (!request->stream && object.contains("stream_options") &&
-      !object["stream_options"].is_null()) {
+      !object["stream_options"].empty()) {  // as null and {} are
     reader.Fail("stream_options", "is set, and stream is not true");
   }
   if (base->max_new_tokens == 0 && !request->echo &&

@@ -7,6 +7,7 @@
 #include <openssl/objects.h>
 #include <openssl/pem.h>
 #include <openssl/x509.h>
+#include <openssl/x509v3.h>
 
 #include <ctime>
 #include <memory>
@@ -98,6 +99,7 @@ class Inspector {
     LookAtDates(certificate);
     // For a CA of clients, only they and this server have to support the kind.
     if (role_ == CertificateRole::kServer) {
+      if (count_ == 0) LookAtUse(certificate);
       const std::string key =
           UnsupportedKey(certificate, /*signs_only=*/count_ > 0);
       if (!key.empty()) {
@@ -139,6 +141,36 @@ class Inspector {
       Warn(certificate, absl::StrCat("expires on ", Date(*end), ", in ",
                                      absl::ToInt64Hours(*end - now_) / 24,
                                      " days: ", Who(), " from then on"));
+    }
+  }
+
+  // What the certificate of the server itself says of its use.
+  void LookAtUse(X509* certificate) {
+    const std::unique_ptr<GENERAL_NAMES, Free<GENERAL_NAMES_free>> hosts(
+        static_cast<GENERAL_NAMES*>(X509_get_ext_d2i(
+            certificate, NID_subject_alt_name, nullptr, nullptr)));
+    if (hosts == nullptr) {
+      Warn(certificate,
+           "names no host: clients in Go and Rust, Chrome and Python's urllib3 "
+           "refuse it; expected the server's names in subjectAltName");
+    }
+    // Both are all ones where the certificate does not restrict its use.
+    if ((X509_get_key_usage(certificate) & KU_DIGITAL_SIGNATURE) == 0) {
+      Warn(certificate,
+           "may not sign handshakes: clients on BoringSSL (grpcio for Python, "
+           "Chrome) refuse it; expected digitalSignature in keyUsage");
+    }
+    if ((X509_get_extended_key_usage(certificate) &
+         (XKU_SSL_SERVER | XKU_ANYEKU)) == 0) {
+      Warn(certificate,
+           "is not for servers: clients that check certificates refuse it; "
+           "expected serverAuth in extendedKeyUsage");
+    }
+    constexpr int kIsCa = 1;
+    if (X509_check_ca(certificate) == kIsCa) {
+      Warn(certificate,
+           "is that of a CA: clients in Rust refuse it; expected CA:FALSE in "
+           "basicConstraints");
     }
   }
 

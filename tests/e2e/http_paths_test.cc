@@ -20,6 +20,7 @@ TEST(HttpPathsTest, PathsMethodsAndTypes) {
   EXPECT_EQ(models["object"], "list");
   EXPECT_EQ(models["data"][0]["id"], "demo");
   EXPECT_EQ(models["data"][0]["max_model_len"], 8192);
+  EXPECT_EQ(models["data"][0]["root"], "demo");  // which vllm bench serve reads
   EXPECT_EQ(ParseJson(get("/v1/models/demo").body)["id"], "demo");
   EXPECT_EQ(ParseJson(get("/v1/models/d%65mo").body)["id"], "demo");
   EXPECT_EQ(get("/v1/models/demo%2").status, 404);

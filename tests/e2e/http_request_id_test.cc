@@ -31,8 +31,23 @@ TEST(HttpRequestIdTest, AClientMayNameItsRequest) {
       const json answer =
           ParseJson(stream ? SseEvents(result.body)[0] : result.body);
       EXPECT_EQ(answer["id"], "cmpl-" + id);
+      // The header goes before vLLM's field.
+      json named = body;
+      named["request_id"] = "theirs";
+      EXPECT_EQ(Complete(server, named, {"X-Request-ID: " + id})
+                    .headers.at("x-request-id"),
+                id);
     }
   }
+  body["stream"] = false;
+  body["request_id"] = longest;
+  const HttpResult by_field = Complete(server, body);
+  ASSERT_EQ(by_field.status, 200) << by_field.body;
+  EXPECT_EQ(by_field.headers.at("x-request-id"), longest);
+  EXPECT_EQ(ParseJson(by_field.body)["id"], "cmpl-" + longest);
+  body["request_id"] = longest + "x";
+  EXPECT_EQ(Complete(server, body).status, 400);
+  body.erase("request_id");
   // An error can be found again, too.
   body["temperature"] = 101;
   const HttpResult error = Complete(server, body, {"X-Request-Id: mine"});
@@ -43,7 +58,7 @@ TEST(HttpRequestIdTest, AClientMayNameItsRequest) {
             HttpRequestText("GET", kCompletionsPath, "", {"X-Request-Id: x"}));
   EXPECT_EQ(by_head.status, 405);
   EXPECT_EQ(by_head.headers.at("x-request-id"), "x");
-  EXPECT_EQ(RefusedRequests(server, "invalid"), 1);
+  EXPECT_EQ(RefusedRequests(server, "invalid"), 2);
 
   body.erase("temperature");
   const std::string expected =
@@ -64,7 +79,7 @@ TEST(HttpRequestIdTest, AClientMayNameItsRequest) {
     EXPECT_THAT(problem.get<std::string>(), HasSubstr(message));
     EXPECT_THAT(problem.get<std::string>(), HasSubstr(expected));
   }
-  EXPECT_EQ(RefusedRequests(server, "invalid"), 1 + std::size(bad));
+  EXPECT_EQ(RefusedRequests(server, "invalid"), 2 + std::size(bad));
   // Probes go on, whatever a proxy adds to them.
   EXPECT_EQ(Fetch(server.server().http_port(),
                   HttpRequestText("GET", "/health", "", {"X-Request-Id:"}))

@@ -64,6 +64,29 @@ TEST(CertificatesTest, NamesKeysThatSomeClientsCannotUse) {
   }
 }
 
+TEST(CertificatesTest, NamesUsesThatSomeClientsRefuse) {
+  EXPECT_THAT(Inspect(Pem({.key_usage = "critical,digitalSignature",
+                           .extended_key_usage = "serverAuth,clientAuth",
+                           .basic_constraints = "critical,CA:FALSE"}))
+                  .warnings,
+              IsEmpty());
+  EXPECT_THAT(
+      Inspect(Pem({.extended_key_usage = "anyExtendedKeyUsage"})).warnings,
+      IsEmpty());
+  for (const Case& c : {
+           Case{{.hosts = ""}, "'CN = server' names no host: clients in Go"},
+           {{.key_usage = "keyCertSign"}, "may not sign handshakes: clients"},
+           {{.extended_key_usage = "clientAuth"}, "is not for servers: "},
+           {{.basic_constraints = "CA:TRUE"}, "is that of a CA: clients in "},
+       }) {
+    const std::string pem = Pem(c.choice);
+    EXPECT_THAT(Inspect(pem).warnings, ElementsAre(HasSubstr(c.named)));
+    // Only the server's own is held to these.
+    EXPECT_THAT(Inspect(Pem({}) + pem).warnings, IsEmpty());
+    EXPECT_THAT(Inspect(pem, CertificateRole::kClientCas).warnings, IsEmpty());
+  }
+}
+
 TEST(CertificatesTest, LooksAtTheChain) {
   const std::string good = Pem({});
   // They only sign there, which BoringSSL can check for more kinds.

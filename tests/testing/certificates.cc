@@ -6,6 +6,9 @@
 #include <openssl/rsa.h>
 #include <openssl/x509v3.h>
 
+#include <string>
+#include <utility>
+
 namespace recurve {
 namespace {
 
@@ -67,6 +70,14 @@ PemPair MakeCertificate(const CertificateChoice& choice) {
       X509_get_subject_name(x), "CN", MBSTRING_UTF8,
       reinterpret_cast<const unsigned char*>(choice.name.c_str()), -1, -1, 0);
   X509_set_issuer_name(x, X509_get_subject_name(x));
+  const std::pair<int, std::string> extensions[] = {
+      {NID_subject_alt_name, choice.hosts},
+      {NID_key_usage, choice.key_usage},
+      {NID_ext_key_usage, choice.extended_key_usage},
+      {NID_basic_constraints, choice.basic_constraints}};
+  for (const auto& [id, value] : extensions) {
+    if (!value.empty()) AddExtension(x, x, id, value.c_str());
+  }
   X509_sign(x, key.get(), edwards ? nullptr : EVP_sha256());
   const Bio text(BIO_new(BIO_s_mem()), BIO_free);
   PEM_write_bio_X509(text.get(), x);

@@ -26,6 +26,11 @@ struct CertificateChoice {
   long begin_seconds = -3600;
   long end_seconds = 365L * 86400;
   std::string name = "server";
+  // Extensions, in the form of OpenSSL's configuration; empty: without.
+  std::string hosts = "DNS:localhost,IP:127.0.0.1";
+  std::string key_usage = "";
+  std::string extended_key_usage = "";
+  std::string basic_constraints = "";
 };
 PemPair MakeCertificate(const CertificateChoice& choice);
 
