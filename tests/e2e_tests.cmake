@@ -106,6 +106,13 @@ if(RECURVE_PYTHON AND NOT RECURVE_SANITIZER STREQUAL "thread")
   set_tests_properties(smg_gateway_test PROPERTIES
     LABELS e2e TIMEOUT 600 SKIP_RETURN_CODE 77)
   recurve_sanitizer_environment(smg_gateway_test)
+# Skipped, with a line that says why, without guidellm (requirements-tools.txt).
+if(RECURVE_TOOLS_PYTHON AND NOT RECURVE_SANITIZER)
+  add_test(NAME guidellm_test
+    COMMAND ${RECURVE_TOOLS_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e/guidellm_test.py
+            $<TARGET_FILE:recurve-server>)
+  set_tests_properties(guidellm_test PROPERTIES
+    LABELS e2e TIMEOUT 1800 SKIP_RETURN_CODE 77)
 endif()
 # For tests/e2e/overload.py, which takes minutes and is run by hand.
 recurve_binary(recurve-overload-client

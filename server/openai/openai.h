@@ -63,7 +63,7 @@ inline constexpr int kMaxChoices = 64;
 // What this API calls the fields of prompt `index` of `count`.
 FieldNames CompletionFieldNames(size_t index, size_t count);
 inline constexpr int kMaxPrompts = 64;
-// Of an id that a client gives its request.
+// The longest id that a client may give its request.
 inline constexpr size_t kMaxRequestIdBytes = 128;
 // The API's default for max_tokens.
 inline constexpr int kCompletionMaxTokens = 16;

@@ -43,17 +43,33 @@ def environment(folder):
             "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
 
-def shut_down(answer):
-    """Ends a streamed answer that another thread reads."""
-    with contextlib.suppress(OSError):  # it is over
-        socket.socket(fileno=os.dup(answer.fileno())).shutdown(socket.SHUT_RDWR)
+class Holder:
+    """Holds the one place of a server: prompts that go first and take a minute, or more."""
 
+    def __init__(self, server):
+        self.answer = server.stream(prompt=["a"] * 64, max_tokens=8000, priority=-100)
+        self.socket = socket.socket(fileno=os.dup(self.answer.fileno()))
+        # A sequence whose client does not read gives its place to others.
+        self.reader = threading.Thread(target=self.read)
+        self.reader.start()
 
-def read_on(answer):
-    # A sequence whose client does not read gives its place to others.
-    with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
-        while answer.read1(1 << 20):
-            pass
+    def read(self):
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            while self.answer.read1(1 << 20):
+                pass
+
+    def release(self):
+        with contextlib.suppress(OSError):  # it was released before
+            self.socket.shutdown(socket.SHUT_RDWR)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.release()
+        self.reader.join()
+        self.socket.close()
+        self.answer.close()
 
 
 def write_tokenizer(folder):
@@ -168,26 +184,20 @@ class GuidellmTest(unittest.TestCase):
 
     def test_comments_while_requests_wait(self):
         server = self.start("--max-num-seqs", "1", "--http-stream-ping", "0.1")
-        with server.stream(prompt=["a"] * 64, max_tokens=8000, priority=-100) as holder:
-            reader = threading.Thread(target=read_on, args=(holder,))
-            reader.start()
-            try:
-                others = server.waiting()
-                with Run(server) as run:
-                    while server.waiting() < others + STREAMS:
-                        self.assertIsNone(run.process.poll(), run.text())
-                        time.sleep(0.05)
-                    with server.stream(prompt="a", max_tokens=1) as last:
-                        # By its second comment each of the others has had one.
-                        comments = 0
-                        while comments < 2:
-                            comments += last.readline().startswith(b":")
-                        shut_down(holder)
-                        self.assertIn(b"data: ", last.read())
-                    self.check_all_succeeded(run.benchmark())
-            finally:
-                shut_down(holder)
-                reader.join()
+        with Holder(server) as holder:
+            others = server.waiting()
+            with Run(server) as run:
+                while server.waiting() < others + STREAMS:
+                    self.assertIsNone(run.process.poll(), run.text())
+                    time.sleep(0.05)
+                with server.stream(prompt="a", max_tokens=1) as last:
+                    # By its second comment each of the others has had one.
+                    comments = 0
+                    while comments < 2:
+                        comments += last.readline().startswith(b":")
+                    holder.release()
+                    self.assertIn(b"data: ", last.read())
+                self.check_all_succeeded(run.benchmark())
 
 
 if __name__ == "__main__":

@@ -202,6 +202,22 @@ TEST(HttpProtocolTest, ATargetMayNameTheServer) {
   EXPECT_EQ(ParseJson(models.body)["id"], "demo");
 }
 
+// Java's HttpClient offers HTTP/2 with every request, unless it is told not to.
+TEST(HttpProtocolTest, AnOfferOfAnotherProtocolIsPassedOver) {
+  TestServer server;
+  const std::string text = R"({"prompt": "a", "max_tokens": 1})";
+  HttpConnection connection(server.server().http_port());
+  for (int i = 0; i < 2; ++i) {
+    connection.Send(absl::StrCat(
+        kPost, "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n",
+        "HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\n",
+        "Content-Length: ", text.size(), "\r\n\r\n", text));
+    const HttpResult result = connection.Read();
+    EXPECT_EQ(result.status, 200) << result.body;
+    EXPECT_EQ(result.headers.count("upgrade"), 0);
+  }
+}
+
 TEST(HttpProtocolTest, ARequestHasOneHost) {
   TestServer server;
   const auto get = [&](const std::string& rest) {

@@ -54,6 +54,9 @@ http {{
       proxy_set_header Connection "";
       proxy_read_timeout {timeout}s;
       proxy_next_upstream off;
+      gzip on;
+      gzip_proxied any;
+      gzip_types application/json;
     }}
   }}
   server {{
@@ -83,6 +86,8 @@ frontend http_in
   default_backend recurve_http
 backend recurve_http
   http-reuse always
+  compression algo gzip
+  compression type text/event-stream application/json
   server recurve {http}
 frontend grpc_in
   bind 127.0.0.1:{grpc_port} proto h2
@@ -191,14 +196,14 @@ class Holder:
                 pass
 
     def release(self):
-        self.connection.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):  # it was released before
+            self.connection.shutdown(socket.SHUT_RDWR)
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
-        with contextlib.suppress(OSError):  # it was released before
-            self.release()
+        self.release()
         self.reader.join()
         self.connection.close()
 
@@ -270,6 +275,21 @@ class BehindAProxy:
             seen |= peers()
         self.assertTrue(seen)
         self.assertLessEqual(len(seen - before), 1, (before, seen))
+
+    def test_a_compressor_leaves_streams_as_they_are(self):
+        def head_of(body):
+            connection = self.connect()
+            head, _, rest = post(body).partition(b"\r\n")
+            connection.sendall(head + b"\r\nAccept-Encoding: gzip\r\n" + rest)
+            head, _, rest = read_until(connection, b"\r\n\r\n").partition(b"\r\n\r\n")
+            return head.lower(), lambda what: read_until(connection, what, rest)
+
+        head, until = head_of(SHORT)
+        self.assertNotIn(b"content-encoding", head)
+        self.assertIn(b"cache-control: no-cache, no-transform", head)
+        until(b"data: [DONE]")
+        head, _ = head_of({**SHORT, "stream": False, "prompt": ["a"] * 8})
+        self.assertIn(b"content-encoding: gzip", head)  # it does compress
 
     def test_refusals_keep_their_status(self):
         for body, status in (({**SHORT, "colour": 1}, b"400"), ({**SHORT, "model": "x"}, b"404")):
