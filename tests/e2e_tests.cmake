@@ -106,6 +106,7 @@ if(RECURVE_PYTHON AND NOT RECURVE_SANITIZER STREQUAL "thread")
   set_tests_properties(smg_gateway_test PROPERTIES
     LABELS e2e TIMEOUT 600 SKIP_RETURN_CODE 77)
   recurve_sanitizer_environment(smg_gateway_test)
+endif()
 # Skipped, with a line that says why, without guidellm (requirements-tools.txt).
 if(RECURVE_TOOLS_PYTHON AND NOT RECURVE_SANITIZER)
   add_test(NAME guidellm_test

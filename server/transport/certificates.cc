@@ -163,8 +163,8 @@ class Inspector {
     if ((X509_get_extended_key_usage(certificate) &
          (XKU_SSL_SERVER | XKU_ANYEKU)) == 0) {
       Warn(certificate,
-           "is not for servers: clients that check certificates refuse it; "
-           "expected serverAuth in extendedKeyUsage");
+           "is not for servers: clients on OpenSSL, in Go and Rust, and Chrome "
+           "refuse it; expected serverAuth in extendedKeyUsage");
     }
     constexpr int kIsCa = 1;
     if (X509_check_ca(certificate) == kIsCa) {

@@ -26,6 +26,11 @@ TEST(HttpPathsTest, PathsMethodsAndTypes) {
   EXPECT_EQ(get("/v1/models/demo%2").status, 404);
   EXPECT_EQ(ParseJson(get("/v1/models/other").body)["error"]["code"],
             "model_not_found");
+  // lm-eval sends this where it has been given no key.
+  EXPECT_EQ(Fetch(port, HttpRequestText("GET", "/v1/models", "",
+                                        {"Authorization: Bearer "}))
+                .status,
+            200);
   EXPECT_EQ(get("/health").body, "{\"status\":\"SERVING\"}");
   EXPECT_EQ(get("/metrics").status, 200);
   const HttpResult other = get("/v1/models/a%2Fb");
