@@ -37,7 +37,8 @@ STREAMS, REQUESTS = 6, 12
 
 def environment(folder):
     """Without proxies, and without anything from outside."""
-    kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+    kept = {name: value for name, value in os.environ.items()
+            if not name.lower().endswith("_proxy")}
     return {**kept, "HF_HOME": folder, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1",
             "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1",
             "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}

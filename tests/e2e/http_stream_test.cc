@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -165,9 +164,15 @@ TEST(HttpStreamTest, NoPingsWhereThereAreNone) {
   ASSERT_TRUE(connection.Send(PostText(kCompletionsPath, kShort.dump())));
   std::string text;
   ReadUntil(connection, "\r\n\r\n", &text);
-  // Several times as long as OneAtATime waits; a loaded machine can only make
-  // this miss a ping.
-  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  {  // Another server sends several in the meantime.
+    TestServer other(OneAtATime());
+    StepHold hold_other(other, 1);
+    HttpConnection pinged(other.server().http_port());
+    ASSERT_TRUE(pinged.Send(PostText(kCompletionsPath, kShort.dump())));
+    std::string pings;
+    ReadUntil(pinged, absl::StrCat(kPing, "b", kPing, "b", kPing), &pings);
+    hold_other.Open();
+  }
   hold.Open();
   ReadUntil(connection, "\r\n0\r\n\r\n", &text);
   EXPECT_THAT(text, Not(HasSubstr(": waiting")));
