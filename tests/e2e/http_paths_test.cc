@@ -79,7 +79,7 @@ TEST(HttpPathsTest, PathsMethodsAndTypes) {
       "recurve_http_requests_total{code=\"404\",endpoint=\"/v1/models\"}", 3));
   EXPECT_TRUE(counts(
       "recurve_http_request_duration_seconds_count{endpoint=\"/v1/models\"}",
-      6));
+      7));
 }
 
 // The line of a metric; empty if there is none.

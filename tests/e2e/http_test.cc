@@ -303,7 +303,7 @@ TEST(HttpTest, BadRequestsNameTheField) {
       {{{"prompt", std::string(9000, 'a')}},
        "prompt",
        "prompt has 9001 tokens; this server's max_model_len is 8192"},
-      {{{"prompt", "a"}, {"stream_options", json::object()}},
+      {{{"prompt", "a"}, {"stream_options", {{"include_usage", false}}}},
        "stream_options",
        "stream is not true"},
       {{{"prompt", "a"},
