@@ -117,17 +117,16 @@ class Server:
 
 
 class Run:
-    """One run of the tool."""
+    """One run of the tool, with options of how it asks the server."""
 
-    def __init__(self, server):
+    def __init__(self, server, options=",request_format=/v1/completions"):
         self.folder = tempfile.TemporaryDirectory()
         write_tokenizer(self.folder.name)
         self.report = Path(self.folder.name) / "report.json"
         self.log = open(Path(self.folder.name) / "log", "w+")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "guidellm", "run",
-             "--backend", f"kind=openai_http,target=http://{server.address},"
-                          "request_format=/v1/completions",
+             "--backend", f"kind=openai_http,target=http://{server.address}{options}",
              "--profile", f"kind=concurrent,streams={STREAMS}",
              "--constraint", f"kind=max_requests,count={REQUESTS}",
              "--tokenizer", f"kind=huggingface_auto,model={self.folder.name}",
@@ -162,7 +161,9 @@ class GuidellmTest(unittest.TestCase):
         self.addCleanup(lambda: self.assertEqual(0, server.stop()))
         return server
 
-    def check_all_succeeded(self, benchmark):
+    def check_all_succeeded(self, benchmark, around=1):
+        """`around`: tokens that the server puts around a prompt: the beginning of sequence, or
+        what a chat template has."""
         requests = benchmark["requests"]
         self.assertEqual([], [one["info"]["error"] for one in requests["errored"]])
         self.assertEqual([], requests["incomplete"])
@@ -173,15 +174,24 @@ class GuidellmTest(unittest.TestCase):
             self.assertTrue(body["stream_options"]["continuous_usage_stats"])
             self.assertTrue(body["ignore_eos"])
             self.assertEqual("demo", body["model"])  # as /v1/models has it
-            self.assertRegex(one["response_id"], "^cmpl-")
-            # With the beginning of sequence.
-            self.assertEqual((PROMPT + 1, OUTPUT), (one["prompt_tokens"], one["output_tokens"]))
+            self.assertRegex(one["response_id"], "^(chat)?cmpl-")
+            self.assertEqual((PROMPT + around, OUTPUT),
+                             (one["prompt_tokens"], one["output_tokens"]))
             self.assertTrue(one["output"])
             self.assertGreaterEqual(one["info"]["timings"]["token_iterations"], 1)
 
-    def test_defaults(self):
+    def test_completions(self):
         with Run(self.start()) as run:
             self.check_all_succeeded(run.benchmark())
+
+    def test_chat_which_is_the_default(self):
+        with tempfile.NamedTemporaryFile("w", suffix=".jinja") as template:
+            template.write("{% for message in messages %}{{ message.role }}: "
+                           "{{ message.content }}\n{% endfor %}assistant: ")
+            template.flush()
+            server = self.start("--chat-template", template.name, "--chat-python", sys.executable)
+            with Run(server, options="") as run:
+                self.check_all_succeeded(run.benchmark(), len("user: \nassistant: "))
 
     def test_comments_while_requests_wait(self):
         server = self.start("--max-num-seqs", "1", "--http-stream-ping", "0.1")
