@@ -68,9 +68,11 @@ class ChatWriter : public ChoiceWriter {
       events.push_back(EventOf({{"tool_calls", CallsJson(part, true)}}));
     }
     const bool finished = piece->finished.has_value();
-    if (events.empty() && (finished || request_.continuous_usage ||
-                           !logprobs_.empty() || !ids_.empty())) {
-      // Logprobs of text that is held back do not wait for it.
+    const bool counted =
+        request_.continuous_usage && piece->tokens.ids_size() > 0;
+    if (events.empty() &&
+        (finished || counted || !logprobs_.empty() || !ids_.empty())) {
+      // Usage and logprobs of text that is held back do not wait for it.
       events.push_back(EventOf(json::object()));
     }
     if (!events.empty()) {

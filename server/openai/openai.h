@@ -51,7 +51,7 @@ struct CompletionRequest {
   bool tokens_as_ids = false;  // in logprobs, "token_id:65" instead of "A"
   bool echo = false;           // the prompt before its completion
   bool shows_prompt_logprobs = false;  // the field `prompt_logprobs`
-  std::string request_id;      // the client's; empty: none in the body
+  std::string request_id;              // the client's; empty: none in the body
 
   // A model without a tokenizer has only token ids to show.
   bool ShowsTokenIds(const Tokenizer* tokenizer) const {

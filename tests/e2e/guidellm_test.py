@@ -161,9 +161,9 @@ class GuidellmTest(unittest.TestCase):
         self.addCleanup(lambda: self.assertEqual(0, server.stop()))
         return server
 
-    def check_all_succeeded(self, benchmark, around=1):
+    def check_all_succeeded(self, benchmark, around=1, waits=False):
         """`around`: tokens that the server puts around a prompt: the beginning of sequence, or
-        what a chat template has."""
+        what a chat template has. `waits`: there may be comments."""
         requests = benchmark["requests"]
         self.assertEqual([], [one["info"]["error"] for one in requests["errored"]])
         self.assertEqual([], requests["incomplete"])
@@ -179,6 +179,8 @@ class GuidellmTest(unittest.TestCase):
                              (one["prompt_tokens"], one["output_tokens"]))
             self.assertTrue(one["output"])
             self.assertGreaterEqual(one["info"]["timings"]["token_iterations"], 1)
+            if not waits:  # with the role, the end, the usage and "[DONE]"
+                self.assertLessEqual(one["info"]["timings"]["request_iterations"], OUTPUT + 4)
 
     def test_completions(self):
         with Run(self.start()) as run:
@@ -208,7 +210,7 @@ class GuidellmTest(unittest.TestCase):
                         comments += last.readline().startswith(b":")
                     holder.release()
                     self.assertIn(b"data: ", last.read())
-                self.check_all_succeeded(run.benchmark())
+                self.check_all_succeeded(run.benchmark(), waits=True)
 
 
 if __name__ == "__main__":
