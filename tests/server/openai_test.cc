@@ -289,7 +289,7 @@ TEST(OpenAiTest, OptionsThatAskForWhatThereIsNotAreRefused) {
       {{{"stream_options", {{"include_usage", false}}}},
        "stream_options is set, and stream is not true"},
       {{{"max_tokens", 16.5}},
-       "max_tokens is 16.5; expected an integer from 1 to 2147483647"},
+       "max_tokens is 16.5; expected an integer from 0 to 2147483647"},
       {{{"top_k", 1e300}},
        "top_k is 1e+300; expected an integer from -1 to 2147483647"},
       {{{"seed", 1e17}},
