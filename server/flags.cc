@@ -205,6 +205,9 @@ void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
            "Tokens of a chat completion that sets no max_tokens; 0: as many as "
            "the model has room for")
       ->check(CLI::Range(0, std::numeric_limits<int32_t>::max()));
+  Add(app, "ui", o.ui,
+      "auto, on or off: the page at /; auto: if --host is on loopback")
+      ->check(CLI::IsMember({"auto", "on", "off"}));
   AddCount(app, "max-http-connections", o.max_http_connections, "1 to 1048576",
            "HTTP connections at a time; more are answered 503")
       ->check(CLI::Range(1, 1048576));

@@ -129,6 +129,7 @@ absl::Status Server::Serve(const EngineOptions& engine, LoadedModel model) {
   capacity_ = model.capacity;
   fingerprint_ = model.fingerprint;
   RECURVE_RETURN_IF_ERROR(StartEngine(std::move(model.runner)));
+  RECURVE_RETURN_IF_ERROR(StartStates());
   RECURVE_RETURN_IF_ERROR(StartHttp());
   RECURVE_RETURN_IF_ERROR(StartGrpc());
   {
@@ -259,10 +260,13 @@ absl::Status Server::StartHttp() {
   }
   if (options_.http_port < 0) return absl::OkStatus();
   RECURVE_RETURN_IF_ERROR(StartChat());
-  http_api_ = std::make_unique<HttpApi>(
-      HttpApi::Options{&environment_, ModelName(options_),
-                       own_port ? nullptr : metrics_.registry(), serving,
-                       &metrics_, vllm_names, chat_});
+  const bool local = IsLoopback(options_.host);
+  const bool page = options_.ui == "on" || (options_.ui == "auto" && local);
+  http_api_ = std::make_unique<HttpApi>(HttpApi::Options{
+      &environment_, ModelName(options_),
+      own_port ? nullptr : metrics_.registry(), serving, &metrics_, vllm_names,
+      chat_, state_service_.get(), page,
+      page && local && tenants_ == nullptr && tls_ == nullptr});
   RECURVE_ASSIGN_OR_RETURN(
       http_server_,
       StartHttpOn(options_.http_port, /*secure=*/true, http_api_.get()));
@@ -298,6 +302,19 @@ int Server::metrics_port() const {
   return metrics_server_ != nullptr ? metrics_server_->port() : -1;
 }
 
+absl::Status Server::StartStates() {
+  const v1::StateFingerprint fingerprint =
+      FingerprintOf(*engine_, fingerprint_);
+  if (!options_.state_dir.empty()) {
+    RECURVE_ASSIGN_OR_RETURN(
+        state_files_, StateFiles::Open({options_.state_dir, engine_.get(),
+                                        fingerprint, tenants_.get()}));
+  }
+  state_service_ = std::make_unique<StateService>(StateService::Options{
+      engine_.get(), tenants_.get(), fingerprint, state_files_.get()});
+  return absl::OkStatus();
+}
+
 absl::Status Server::StartGrpc() {
   control_ = std::make_unique<ControlService>(ControlService::Options{
       engine_.get(), ModelName(options_), capacity_,
@@ -310,15 +327,6 @@ absl::Status Server::StartGrpc() {
   RpcMethods methods;
   AddInferenceMethods(environment_, &methods);
   control_->AddMethods(&methods);
-  const v1::StateFingerprint fingerprint =
-      FingerprintOf(*engine_, fingerprint_);
-  if (!options_.state_dir.empty()) {
-    RECURVE_ASSIGN_OR_RETURN(
-        state_files_, StateFiles::Open({options_.state_dir, engine_.get(),
-                                        fingerprint, tenants_.get()}));
-  }
-  state_service_ = std::make_unique<StateService>(StateService::Options{
-      engine_.get(), tenants_.get(), fingerprint, state_files_.get()});
   state_service_->AddMethods(&methods);
   vllm_service_ = std::make_unique<VllmService>(VllmService::Options{
       &environment_, control_.get(), [this] { return IsServing(); },

@@ -50,6 +50,7 @@ struct ServerOptions {
   std::string chat_python = "python3";  // renders it; none: no chat
   // Of a chat completion that names no number; 0: what the model has room for.
   int64_t default_max_chat_tokens = 0;
+  std::string ui = "auto";  // the page at /: auto (on on loopback), on, off
   int64_t max_http_connections = 4096;
   // The HttpServerOptions of the same names.
   std::chrono::milliseconds http_idle_timeout{620'000};
@@ -119,6 +120,7 @@ class Server {
   void WarnOfStrangers() const;
   absl::Status CheckPorts() const;
   absl::Status StartEngine(std::unique_ptr<ModelRunner> runner);
+  absl::Status StartStates();
   absl::Status StartGrpc();
   // Not OK: a template that was asked for cannot be served.
   absl::Status StartChat();

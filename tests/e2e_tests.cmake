@@ -9,7 +9,7 @@ recurve_test(e2e_encoding_test SRCS e2e/encoding_test.cc
 recurve_test(e2e_golden_test SRCS e2e/golden_models_test.cc e2e/golden_test.cc DEPS recurve_e2e_testing LABELS e2e)
 recurve_test(e2e_http_test
              SRCS e2e/completion_call_test.cc e2e/http_echo_test.cc e2e/http_keys_test.cc e2e/http_protocol_test.cc e2e/http_reader_test.cc e2e/http_server_test.cc
-                  e2e/http_paths_test.cc e2e/http_request_id_test.cc e2e/http_stream_test.cc e2e/http_test.cc e2e/http_tokenize_test.cc
+                  e2e/http_paths_test.cc e2e/http_request_id_test.cc e2e/http_states_test.cc e2e/http_stream_test.cc e2e/http_test.cc e2e/http_tokenize_test.cc
                   e2e/prefix_cache_test.cc
              DEPS recurve_e2e_testing recurve_http_testing nlohmann_json::nlohmann_json
              APART e2e/prefix_cache_test.cc
@@ -76,6 +76,14 @@ if(RECURVE_TOOLS_PYTHON AND NOT RECURVE_SANITIZER)
     COMMAND ${RECURVE_TOOLS_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e/lm_eval_test.py
             $<TARGET_FILE:recurve-server>)
   set_tests_properties(lm_eval_test PROPERTIES LABELS e2e TIMEOUT 900 SKIP_RETURN_CODE 77)
+endif()
+# Skipped, with a line that says why, without Chromium.
+if(RECURVE_PYTHON AND NOT RECURVE_SANITIZER)
+  add_test(NAME page_test
+    COMMAND ${RECURVE_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e/page_test.py
+            $<TARGET_FILE:recurve-server>)
+  set_tests_properties(page_test PROPERTIES
+    LABELS e2e TIMEOUT 600 SKIP_RETURN_CODE 77)
 endif()
 # Skips, with a line each, what nginx, HAProxy, requests, httpx and openai are for
 # where they are missing.

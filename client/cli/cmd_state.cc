@@ -32,6 +32,7 @@ struct StateFlags {
   bool pin = false;
   uint32_t count = 1;
   std::optional<uint64_t> seed;
+  std::optional<uint64_t> at;
   std::string file;
   std::string from;  // servers of a hand-off
   std::string to;
@@ -112,6 +113,7 @@ absl::Status Fork(RecurveClient* client, const CallOptions& options,
   request.set_state(flags.state);
   request.set_count(flags.count);
   if (flags.seed) request.set_seed(*flags.seed);
+  if (flags.at) request.set_at(*flags.at);
   *request.mutable_options() = KeepOf(flags);
   RECURVE_ASSIGN_OR_RETURN(const v1::ForkResponse response,
                            client->ForkState(request, options));
@@ -352,6 +354,10 @@ void RegisterState(CLI::App* app, int* exit_code) {
       ->required();
   command.app
       ->add_option("--seed", command.flags->seed, "Their seeds derive from it")
+      ->transform(Decimal());
+  command.app
+      ->add_option("--at", command.flags->at,
+                   "Of its first tokens only, as many as this")
       ->transform(Decimal());
   AddTtl(command);
 

@@ -136,6 +136,12 @@ class Engine {
   // the first `computed_tokens` tokens. Calls `done` as above, with a state
   // whose blocks the caller fills before it is published.
   void MakeState(SequenceState state, int64_t computed_tokens, StateDone done);
+  // The state that the first `tokens` of `state` are: what its sequence was
+  // when it had these. Keeps what is computed of no more than that. OutOfRange,
+  // naming `field`, if `state` has fewer.
+  absl::StatusOr<SequenceStatePtr> CutState(const SequenceState& state,
+                                            int64_t tokens,
+                                            absl::string_view field);
   // The memory of `state.computed`, block by block. Valid as long as the state.
   absl::StatusOr<std::vector<absl::Span<char>>> BlocksOf(
       const SequenceState& state) const;

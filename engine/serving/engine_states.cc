@@ -66,6 +66,30 @@ SequenceStatePtr Engine::Own(SequenceState state) {
           }};
 }
 
+// Called on any thread.
+absl::StatusOr<SequenceStatePtr> Engine::CutState(const SequenceState& state,
+                                                  int64_t tokens,
+                                                  absl::string_view field) {
+  if (tokens < 1 || tokens > state.num_tokens()) {
+    return absl::OutOfRangeError(
+        absl::StrCat(field, " is ", tokens, "; expected 1 to ",
+                     state.num_tokens(), ", the tokens of the state"));
+  }
+  SequenceState cut;
+  cut.tokens.assign(state.tokens.begin(), state.tokens.begin() + tokens);
+  cut.kinds.assign(state.kinds.begin(), state.kinds.begin() + tokens);
+  cut.imported = state.imported;
+  if (state.computed.tokens < tokens) {
+    cut.computed = state.computed;
+  } else if (cache_spec_.slot_bytes == 0 && tokens > 1 &&
+             cut.kinds.back() == TokenKind::kStep) {
+    // Without recurrent state, a part of what is computed is state, too. A part
+    // of a prompt may have been computed as another prompt would be.
+    cut.computed = {state.computed.snapshot, tokens - 1};
+  }
+  return Own(std::move(cut));
+}
+
 absl::StatusOr<std::vector<absl::Span<char>>> Engine::BlocksOf(
     const SequenceState& state) const {
   if (state.computed.empty()) return std::vector<absl::Span<char>>();

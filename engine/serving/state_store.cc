@@ -204,7 +204,8 @@ absl::StatusOr<StateInfo> StateStore::AddLocked(const StateOwner& owner,
               options.ttl_seconds.value_or(kDefaultStateTtl),
               next_number_++,
               now,
-              now};
+              now,
+              options.parent};
   Count(all_, *entry.state, /*add=*/true);
   Count(of_flow_[owner.flow], *entry.state, /*add=*/true);
   if (!entry.name.empty()) names_[{entry.flow, entry.name}] = id;
@@ -264,14 +265,23 @@ absl::StatusOr<StateInfo> StateStore::Get(uint32_t flow,
   return InfoOf(*entry);
 }
 
+absl::StatusOr<std::vector<int32_t>> StateStore::TokensOf(
+    uint32_t flow, absl::string_view key) const {
+  SequenceStatePtr state;  // copied from without the lock: it may be long
+  {
+    MutexLock lock(&mu_);
+    RECURVE_ASSIGN_OR_RETURN(const Entry* entry,
+                             const_cast<StateStore*>(this)->Need(flow, key));
+    state = entry->state;
+  }
+  return state->tokens;
+}
+
 absl::StatusOr<std::vector<StateInfo>> StateStore::Fork(
-    const StateOwner& owner, absl::string_view key, int count, uint64_t seed,
-    const StateOptions& options) {
+    const StateOwner& owner, const SequenceStatePtr& state, int count,
+    uint64_t seed, const StateOptions& options) {
   MutexLock lock(&mu_);
   ExpireLocked();
-  RECURVE_ASSIGN_OR_RETURN(Entry * entry, Need(owner.flow, key));
-  entry->used = Clock::now();
-  const SequenceStatePtr state = entry->state;
   std::vector<StateInfo> children;
   for (int i = 0; i < count; ++i) {
     const absl::StatusOr<StateInfo> child =
@@ -369,6 +379,7 @@ StateInfo StateStore::InfoOf(const Entry& entry) const {
   info.ttl_seconds = entry.pinned ? 0 : entry.ttl_seconds;
   info.age_seconds =
       std::chrono::duration<double>(Clock::now() - entry.made).count();
+  info.parent = entry.parent;
   return info;
 }
 

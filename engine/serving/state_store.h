@@ -35,6 +35,8 @@ struct StateOptions {
   std::string name;  // empty: none
   std::optional<double> ttl_seconds;
   bool pinned = false;
+  // The id of the state that it comes from; empty: none. Not a client's to set.
+  std::string parent = {};
 };
 
 // InvalidArgument naming field, value and limit; fields are in front of
@@ -53,6 +55,7 @@ struct StateInfo {
   bool stored = false;
   double ttl_seconds = 0;  // 0: pinned
   double age_seconds = 0;
+  std::string parent;
 };
 
 // The states that clients have named, by owner. An owner finds its own only.
@@ -104,12 +107,14 @@ class StateStore {
   absl::StatusOr<Found> Use(uint32_t flow, absl::string_view key);
   // The following are no uses.
   absl::StatusOr<StateInfo> Get(uint32_t flow, absl::string_view key) const;
-  // `count` more states of the same memory, each with a seed derived from
-  // `seed`. All or none. REQUIRES: 1 <= count <= kMaxForks; options are valid
-  // and have no name.
+  absl::StatusOr<std::vector<int32_t>> TokensOf(uint32_t flow,
+                                                absl::string_view key) const;
+  // `count` more states of `state`, each with a seed derived from `seed`; they
+  // share its memory. All or none. REQUIRES: 1 <= count <= kMaxForks; options
+  // are valid and have no name.
   absl::StatusOr<std::vector<StateInfo>> Fork(const StateOwner& owner,
-                                              absl::string_view key, int count,
-                                              uint64_t seed,
+                                              const SequenceStatePtr& state,
+                                              int count, uint64_t seed,
                                               const StateOptions& options);
   // Changes what is set of the options, and whether it is pinned.
   absl::StatusOr<StateInfo> Pin(uint32_t flow, absl::string_view key,
@@ -154,6 +159,7 @@ class StateStore {
     uint64_t number;  // in the order of Add
     Clock::time_point made;
     Clock::time_point used;
+    std::string parent;
   };
   // What a set of states takes.
   struct Bytes {

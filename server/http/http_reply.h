@@ -31,6 +31,8 @@ struct HttpRequest {
   std::vector<std::string> expected_timeout;
   std::string content_type;
   std::string content_encoding;
+  std::string host;         // the header Host; empty: none
+  bool has_origin = false;  // it has an Origin: a page in a browser sent it
   std::string body;
   // Set by HttpHandler::CheckHead: whether the client is authorised; and the
   // time when expected_timeout expires, from the head on.

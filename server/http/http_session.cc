@@ -358,6 +358,8 @@ void HttpSession::OnHead() {
   request_.content_type = std::string(View(message[http::field::content_type]));
   request_.content_encoding =
       std::string(View(message[http::field::content_encoding]));
+  request_.host = std::string(View(message[http::field::host]));
+  request_.has_origin = message.count(http::field::origin) > 0;
   const auto [first, last] = message.equal_range(http::field::authorization);
   for (auto it = first; it != last; ++it) {
     request_.authorization.emplace_back(View(it->value()));

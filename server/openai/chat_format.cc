@@ -184,6 +184,7 @@ class ChatWriter : public ChoiceWriter {
       (*choice)["stop_reason"] = piece.finished->stop_string();
     }
     if (piece.seed) (*choice)["seed"] = *piece.seed;
+    AddKept(piece, choice);
   }
 
   const CompletionRequest& request_;

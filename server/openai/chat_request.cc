@@ -354,6 +354,11 @@ std::optional<ApiError> ParseChat(const std::string& body,
   messages.Check();
   FinishOptions(object, reader, request, &base);
   if (!has_messages) reader.Fail("messages", "is missing");
+  if (!base.from_state.empty()) {
+    reader.Fail("from_state",
+                "is set; messages begin a prompt, so that only "
+                "/v1/completions goes on from a state");
+  }
   if (top_logprobs.value_or(0) > 0 && !logprobs) {
     reader.Fail("top_logprobs", "is set, and logprobs is not true");
   }

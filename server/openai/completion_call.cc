@@ -16,6 +16,14 @@ namespace {
 // A comment in server-sent events, which readers ignore.
 constexpr char kPing[] = ": waiting\n\n";
 
+// The error for what has to do with states, whose messages name no field.
+ApiError ErrorOfState(const char* field, const absl::Status& status) {
+  ApiError error = ErrorOf(status);
+  error.message = absl::StrCat(field, ": ", error.message);
+  error.param = field;
+  return error;
+}
+
 std::string Event(const nlohmann::json& value) {
   return absl::StrCat("data: ", ToText(value), "\n\n");
 }
@@ -60,27 +68,45 @@ class CompletionCall::Choice : public EventSink {
   }
 
   void OnCommandDone(CommandResult result) override {
+    bool keeps_state = false;
     {
       MutexLock lock(&call_->mu_);
       AppendText(result.completion_tokens, result.text, &piece_.tokens);
-      piece_.finished.emplace();
-      piece_.finished->set_reason(ToProto(result.reason));
-      piece_.finished->set_stop_string(result.stop_string);
-      *piece_.finished->mutable_usage() = UsageToProto(result);
+      v1::Finished finished;
+      finished.set_reason(ToProto(result.reason));
+      finished.set_stop_string(result.stop_string);
+      *finished.mutable_usage() = UsageToProto(result);
+      keeps_state = call_->request_.keep_state;
+      (keeps_state ? unkept_ : piece_.finished) = std::move(finished);
       completion_tokens_ = result.completion_tokens;
       cached_tokens_ = is_sample_ ? 0 : result.cache.cached_tokens;
       approximate_ = result.cache.approximate;
     }
+    if (keeps_state) call_->KeepState(*this);
     call_->Pump();
   }
 
   void OnEnd(absl::Status status) override {
+    {
+      // What was to be generated is: the sequence only waited for its state.
+      MutexLock lock(&call_->mu_);
+      if (unkept_) {
+        SetKept(status.ok() ? absl::CancelledError("the request has ended")
+                            : std::exchange(status, absl::OkStatus()));
+      }
+    }
     if (call_->EndPart(part(), std::move(status))) call_->reply_->Drop();
     call_->Pump();
   }
 
  private:
   friend class CompletionCall;
+
+  // Its output is whole with this. REQUIRES: unkept_ is set.
+  void SetKept(absl::StatusOr<StateInfo> kept) {
+    piece_.kept = std::move(kept);
+    piece_.finished = std::exchange(unkept_, std::nullopt);
+  }
 
   Part& part() { return call_->parts_[static_cast<size_t>(piece_.index)]; }
 
@@ -90,7 +116,9 @@ class CompletionCall::Choice : public EventSink {
   int64_t prompt_tokens_ = 0;
   bool is_sample_ = false;  // of a prompt that another choice counts
 
-  ChoicePiece piece_;        // output not sent yet
+  ChoicePiece piece_;  // output not sent yet
+  // How it finished, while its state is not taken yet.
+  std::optional<v1::Finished> unkept_;
   int64_t piece_bytes_ = 0;  // size of its tokens
   std::unique_ptr<ChoiceWriter> writer_;
   int64_t completion_tokens_ = 0;
@@ -111,6 +139,42 @@ CompletionCall::CompletionCall(const CallEnvironment& environment,
                    .count()) {}
 
 CompletionCall::~CompletionCall() = default;
+
+absl::StatusOr<StateInfo> CompletionCall::AddState(SequenceStatePtr state) {
+  StateOptions options;
+  options.parent = from_id_;
+  return environment_.engine->states().Add(state_owner(), std::move(state),
+                                           options, std::nullopt);
+}
+
+void CompletionCall::KeepState(Choice& choice) {
+  uint64_t id = 0;
+  {
+    MutexLock lock(&mu_);
+    id = *choice.part().id;
+  }
+  Engine* const engine = environment_.engine;
+  engine->TakeState(
+      flow().id, id, std::nullopt,
+      [self = self(), &choice, engine,
+       id](absl::StatusOr<SequenceStatePtr> state) {
+        absl::StatusOr<StateInfo> kept =
+            state.ok() ? self->AddState(*std::move(state))
+                       : absl::StatusOr<StateInfo>(state.status());
+        bool wanted;
+        {
+          MutexLock lock(&self->mu_);
+          wanted = choice.unkept_.has_value() && !self->over_;
+          if (wanted) choice.SetKept(kept);
+        }
+        // No one would learn its name.
+        if (!wanted && kept.ok()) {
+          (void)engine->states().Release(self->flow().id, kept->id);
+        }
+        engine->Close(id);
+        self->Pump();
+      });
+}
 
 void CompletionCall::Begin(const HttpRequest& request) {
   reply_->Listen(self());
@@ -224,6 +288,12 @@ std::optional<ApiError> CompletionCall::Read(const HttpRequest& request) {
 }
 
 std::optional<ApiError> CompletionCall::PrepareAll() {
+  if (request_.keep_state) {
+    if (absl::Status status = environment_.engine->CheckStates();
+        !status.ok()) {
+      return ErrorOfState("keep_state", status);
+    }
+  }
   RequestContext context = environment_.context;
   if (auto error = format_->Prepare(context, &request_)) return error;
   context.default_max_new_tokens = format_->DefaultMaxTokens(context, request_);
@@ -232,6 +302,10 @@ std::optional<ApiError> CompletionCall::PrepareAll() {
     RequestInput& prompt = request_.prompts[i];
     RequestInput taken = prompt;
     if (!request_.echo) prompt.prompt = {};  // no longer needed
+    const absl::StatusOr<SequenceStatePtr> from =
+        FindState(taken.from_state, &taken.seed, &from_id_);
+    if (!from.ok()) return ErrorOfState("from_state", from.status());
+    taken.from = *from;
     absl::StatusOr<GenerateInput> input = Complete(
         std::move(taken), context, format_->Names(i, request_.prompts.size()));
     if (!input.ok()) return ErrorOf(input.status());
@@ -250,7 +324,8 @@ std::optional<ApiError> CompletionCall::PrepareAll() {
       choice.is_sample_ = sample > 0;
       if (!choice.is_sample_) {
         choice.prompt_tokens_ =
-            static_cast<int64_t>(input->command.append.size());
+            static_cast<int64_t>(input->command.append.size()) +
+            (input->from == nullptr ? 0 : input->from->num_tokens());
       }
       if (samples > 1) {
         choice.piece_.seed = inputs_.back().options.sampling.seed;
@@ -300,12 +375,17 @@ std::optional<ApiError> CompletionCall::SubmitInputs() {
         format_->Names(i / request_.samples, request_.prompts.size()),
         std::shared_ptr<EventSink>(shared_from_this(), choices_[i].get()),
         deadline_));
+    submissions.back().close_when_done = !request_.keep_state;
   }
   const absl::StatusOr<std::vector<uint64_t>> accepted = Submit(
       std::move(submissions), [this](absl::Span<const Engine::Submission> all) {
         RECURVE_RETURN_IF_ERROR(CheckWholeSize(all));
         for (size_t i = 0; i < all.size(); ++i) {
-          choices_[i]->writer_->SetPrompt(all[i].command.append);
+          std::vector<int32_t> before;
+          if (all[i].from != nullptr) before = all[i].from->tokens;
+          before.insert(before.end(), all[i].command.append.begin(),
+                        all[i].command.append.end());
+          choices_[i]->writer_->SetPrompt(before);
         }
         return absl::OkStatus();
       });

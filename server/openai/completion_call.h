@@ -64,6 +64,9 @@ class CompletionCall : public RequestCall, public HttpListener {
   std::shared_ptr<CompletionCall> self() {
     return std::static_pointer_cast<CompletionCall>(shared_from_this());
   }
+  // Takes the state of a choice whose output is whole, and ends its sequence.
+  void KeepState(Choice& choice);
+  absl::StatusOr<StateInfo> AddState(SequenceStatePtr state);
   void Pump();
   std::optional<ApiError> FirstError() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::string EventsOfAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -93,7 +96,8 @@ class CompletionCall : public RequestCall, public HttpListener {
   std::vector<GenerateInput>
       inputs_;  // one per prompt, until the engine has them
   std::vector<std::unique_ptr<Choice>> choices_;
-  std::string id_;  // cmpl-…, chatcmpl-…
+  std::string from_id_;  // of the state that the prompts go on from
+  std::string id_;       // cmpl-…, chatcmpl-…
   std::vector<std::pair<std::string, std::string>> headers_;  // for any answer
 
   bool streaming_ ABSL_GUARDED_BY(mu_) = false;  // the answer has begun

@@ -12,6 +12,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "engine/checkpoint/quote.h"
 #include "nlohmann/json.hpp"
@@ -22,7 +23,9 @@
 #include "server/openai/completion_format.h"
 #include "server/openai/openai.h"
 #include "server/openai/render_call.h"
+#include "server/openai/state_paths.h"
 #include "server/openai/tokenize_call.h"
+#include "server/page/page.h"
 #include "server/telemetry/metric_aliases.h"
 #include "server/telemetry/metrics.h"
 #include "server/telemetry/process_metrics.h"
@@ -122,11 +125,26 @@ std::string TakeTimeout(HttpRequest* request) {
   return "";
 }
 
+// What a page of another host, whose name was pointed at this machine, may not
+// have from a server that asks for no key (docs/page.md).
+HttpResponse StrangeHost(absl::string_view host) {
+  return HttpError(
+      403, absl::StrCat("Host is ", Quote(host),
+                        "; expected localhost or an IP address, from a "
+                        "browser: this server is for its own machine, and has "
+                        "no API keys. --ui off turns this check off"));
+}
+
+// Whether `methods`, as in the header Allow, has `method`.
+bool Allows(absl::string_view methods, absl::string_view method) {
+  return absl::c_linear_search(absl::StrSplit(methods, ", "), method);
+}
+
 std::string NotFound(absl::string_view path) {
   return absl::StrCat(
       "there is nothing under ", Quote(path),
       "; expected /v1/chat/completions, /v1/completions, each also with "
-      "/render, /v1/models, /tokenize, /detokenize, /health or "
+      "/render, /v1/models, /v1/states, /tokenize, /detokenize, /health or "
       "/metrics, as far as this port has them");
 }
 
@@ -159,9 +177,14 @@ std::optional<HttpResponse> HttpApi::CheckHead(HttpRequest* head) {
 
 std::optional<HttpResponse> HttpApi::Refusal(HttpRequest* request) {
   const HttpRequest& head = *request;
+  const char* const methods = MethodsOf(head);
+  if (options_.guard_host && (head.has_origin || methods != nullptr) &&
+      !IsLocalHost(head.host)) {
+    return StrangeHost(head.host);
+  }
   const bool models =
       head.path == "/v1/models" || absl::StartsWith(head.path, kModelPrefix);
-  const bool takes_json = TakesJson(head.path);
+  bool takes_json = TakesJson(head.path);
   if (options_.environment != nullptr && IsOfApi(head.path) &&
       options_.environment->tenants != nullptr) {
     const auto tenant = options_.environment->tenants->Authenticate(
@@ -193,10 +216,19 @@ std::optional<HttpResponse> HttpApi::Refusal(HttpRequest* request) {
   const bool known =
       head.path == "/health" ||
       (head.path == "/metrics" && options_.metrics != nullptr) ||
+      methods != nullptr ||
       (options_.environment != nullptr && (models || takes_json));
   if (!known) {
     return HttpError(404, NotFound(head.path));
   }
+  if (methods != nullptr && !Allows(methods, head.method)) {
+    HttpResponse response =
+        HttpError(405, absl::StrCat("this path takes ", methods));
+    response.headers.emplace_back("Allow", methods);
+    return response;
+  }
+  if (methods != nullptr && head.method != "POST") return std::nullopt;
+  takes_json |= methods != nullptr;
   const bool get = head.method == "GET" || head.method == "HEAD";
   if (takes_json ? head.method != "POST" : !get) {
     HttpResponse response = HttpError(
@@ -276,6 +308,11 @@ HttpResponse HttpApi::Get(const std::string& path) const {
   return response;
 }
 
+const char* HttpApi::MethodsOf(const HttpRequest& head) const {
+  if (options_.page && IsPagePath(head.path)) return "GET, HEAD";
+  return options_.states != nullptr ? StatesMethods(head.path) : nullptr;
+}
+
 void HttpApi::OnAnswered(const std::string& path, int status, double seconds) {
   if (options_.counters == nullptr) return;
   // A label has few values, whatever paths clients request.
@@ -286,10 +323,19 @@ void HttpApi::OnAnswered(const std::string& path, int status, double seconds) {
     if (path == known) endpoint = known;
   }
   if (absl::StartsWith(path, kModelPrefix)) endpoint = "/v1/models";
+  if (IsStatesPath(path)) endpoint = kStatesPath;
   options_.counters->OnHttpAnswered(endpoint, status, seconds);
 }
 
 void HttpApi::Handle(HttpRequest request, std::shared_ptr<HttpReply> reply) {
+  if (options_.page && IsPagePath(request.path)) {
+    return reply->Send(PageAnswer(request.path));
+  }
+  if (options_.states != nullptr && IsStatesPath(request.path)) {
+    const RequestContext& context = options_.environment->context;
+    return HandleStates(*options_.states, context.tokenizer, context.vocab_size,
+                        request, reply);
+  }
   if (!TakesJson(request.path)) return reply->Send(Get(request.path));
   std::unique_ptr<ApiFormat> format;
   if (IsOfChat(request.path)) {

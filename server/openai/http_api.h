@@ -17,6 +17,7 @@ class Collectable;
 namespace recurve {
 
 class Metrics;
+class StateService;
 
 // The endpoints and their paths (docs/http.md). Thread-safe.
 class HttpApi : public HttpHandler {
@@ -31,6 +32,11 @@ class HttpApi : public HttpHandler {
     Metrics* counters = nullptr;    // counts answers; outlives this
     bool vllm_names = false;        // AddVllmNames
     ChatOptions chat = {};
+    const StateService* states = nullptr;  // null: without /v1/states
+    bool page = false;                     // whether the page is served
+    // Whether only clients of this machine are meant, so that what a browser
+    // sends for a page of another host is refused.
+    bool guard_host = false;
   };
   explicit HttpApi(Options options);
 
@@ -41,6 +47,9 @@ class HttpApi : public HttpHandler {
  private:
   // CheckHead without the client's request id.
   std::optional<HttpResponse> Refusal(HttpRequest* head);
+  // What the paths of the page and of states take, "GET, HEAD" for example;
+  // null for other paths, or without them.
+  const char* MethodsOf(const HttpRequest& head) const;
   HttpResponse Get(const std::string& path) const;
 
   const Options options_;

@@ -202,6 +202,17 @@ ApiError ErrorOf(const absl::Status& status) {
       error.status = 403;
       error.code = "permission_denied";
       return error;
+    case absl::StatusCode::kOutOfRange:
+      error.param = FieldOf(error.message);
+      return error;
+    case absl::StatusCode::kNotFound:
+      error.status = 404;
+      error.code = "not_found";
+      return error;
+    case absl::StatusCode::kFailedPrecondition:
+      error.status = 409;
+      error.code = "failed_precondition";
+      return error;
     case absl::StatusCode::kDeadlineExceeded:
       error.status = 504;
       error.type = "server_error";
@@ -268,6 +279,17 @@ HttpResponse HttpError(int status, const std::string& message) {
   return ErrorResponse(error);
 }
 
+void AddKept(const ChoicePiece& piece, json* choice) {
+  if (!piece.kept) return;
+  (*choice)["state"] = nullptr;
+  if (piece.kept->ok()) {
+    (*choice)["state"] = {{"id", (*piece.kept)->id},
+                          {"tokens", (*piece.kept)->tokens}};
+  } else {
+    (*choice)["state_error"] = piece.kept->status().message();
+  }
+}
+
 json ChoiceJson(const ChoicePiece& piece, const CompletionRequest& request,
                 const Tokenizer* tokenizer, TextOffsets* offsets) {
   json choice = {{"index", piece.index},
@@ -302,6 +324,7 @@ json ChoiceJson(const ChoicePiece& piece, const CompletionRequest& request,
     choice["stop_reason"] = piece.finished->stop_string();
   }
   if (piece.seed) choice["seed"] = *piece.seed;
+  AddKept(piece, &choice);
   return choice;
 }
 

@@ -8,9 +8,11 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "engine/serving/request.h"
+#include "engine/serving/state_store.h"
 #include "engine/tokenizer/stream_decoder.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "nlohmann/json_fwd.hpp"
@@ -52,6 +54,7 @@ struct CompletionRequest {
   bool echo = false;           // the prompt before its completion
   bool shows_prompt_logprobs = false;  // the field `prompt_logprobs`
   std::string request_id;              // the client's; empty: none in the body
+  bool keep_state = false;             // of the end of each choice
 
   // A model without a tokenizer has only token ids to show.
   bool ShowsTokenIds(const Tokenizer* tokenizer) const {
@@ -94,6 +97,8 @@ struct ChoicePiece {
   std::optional<v1::Finished> finished;
   int32_t last_token = 0;        // the one that finished it
   std::optional<uint64_t> seed;  // to be shown
+  // The state of its end, if it was asked for, or why there is none.
+  std::optional<absl::StatusOr<StateInfo>> kept;
 };
 // Where tokens begin in a choice's text. One thread at a time.
 class TextOffsets {
@@ -118,6 +123,10 @@ class TextOffsets {
 nlohmann::json ChoiceJson(const ChoicePiece& piece,
                           const CompletionRequest& request,
                           const Tokenizer* tokenizer, TextOffsets* offsets);
+
+// Says in a choice that has ended which state was kept of it, if that was asked
+// for.
+void AddKept(const ChoicePiece& piece, nlohmann::json* choice);
 
 // A token as text: "token_id:65" without a text of its own, or if `tokenizer`
 // is null; "bytes:\xe2" if it is not of whole characters.

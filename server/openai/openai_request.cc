@@ -263,6 +263,10 @@ bool ReadOption(const std::string& key, const json& value, FieldReader& reader,
     request->return_token_ids = reader.Bool(key, value);
   } else if (key == "return_tokens_as_token_ids") {
     request->tokens_as_ids = reader.Bool(key, value);
+  } else if (key == "from_state") {
+    base->from_state = reader.String(key, value);
+  } else if (key == "keep_state") {
+    request->keep_state = reader.Bool(key, value);
   } else if (key == "prompt_cache_key" || key == "cache_salt") {
     ReadCacheKey(key, value, reader, &base->options.cache_key);
   } else if (key == "request_id") {
@@ -364,7 +368,15 @@ std::optional<ApiError> ParseCompletion(absl::string_view body,
   }
   FinishPromptOptions(*request, reader, &base);
   FinishOptions(object, reader, request, &base);
-  if (prompt == nullptr) {
+  if (!base.from_state.empty() &&
+      (request->echo || request->shows_prompt_logprobs)) {
+    reader.Fail(
+        request->echo ? "echo" : "prompt_logprobs",
+        "is set, and from_state is, too; what a state has is not shown");
+  }
+  if (prompt == nullptr && !base.from_state.empty()) {
+    request->prompts = {base};  // goes on where the state ends
+  } else if (prompt == nullptr) {
     reader.Fail("prompt", "is missing");
   } else {
     ReadPrompts(*prompt, base, reader, &request->prompts);

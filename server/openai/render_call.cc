@@ -109,8 +109,16 @@ std::optional<ApiError> RenderCall::Read(const HttpRequest& request) {
       !status.ok()) {
     return ErrorOf(status);
   }
-  return format_->Parse(request.body, model_name_,
-                        environment_.engine->limits(), &request_);
+  if (auto error = format_->Parse(request.body, model_name_,
+                                  environment_.engine->limits(), &request_)) {
+    return error;
+  }
+  if (request_.prompts[0].from_state.empty()) return std::nullopt;
+  ApiError error;
+  error.param = "from_state";
+  error.message =
+      "from_state is set; a prompt that continues a state is not rendered";
+  return error;
 }
 
 RenderCall::Answer RenderCall::Render() {

@@ -99,12 +99,13 @@ void RequestCall::Encode(int64_t bytes,
 }
 
 absl::StatusOr<SequenceStatePtr> RequestCall::FindState(
-    const std::string& key, std::optional<uint64_t>* seed) {
+    const std::string& key, std::optional<uint64_t>* seed, std::string* id) {
   if (key.empty()) return nullptr;
   RECURVE_RETURN_IF_ERROR(environment_.engine->CheckStates());
   RECURVE_ASSIGN_OR_RETURN(StateStore::Found found,
                            environment_.engine->states().Use(flow().id, key));
   if (!*seed) *seed = found.info.seed;
+  if (id != nullptr) *id = found.info.id;
   return std::move(found.state);
 }
 

@@ -93,8 +93,10 @@ class RequestCall : public std::enable_shared_from_this<RequestCall> {
               const std::function<void(const absl::Status&)>& next);
   // Finds the state of the tenant that `key` names; null if it is empty. Draws
   // its seed if the request has none.
+  // `*id` is its id, if that is not null.
   absl::StatusOr<SequenceStatePtr> FindState(const std::string& key,
-                                             std::optional<uint64_t>* seed);
+                                             std::optional<uint64_t>* seed,
+                                             std::string* id = nullptr);
   // A submission for Submit, with the fields of the call.
   Engine::Submission MakeSubmission(
       GenerateInput input, FieldNames names, std::shared_ptr<EventSink> sink,
@@ -135,6 +137,10 @@ class RequestCall : public std::enable_shared_from_this<RequestCall> {
   void CloseTickets() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool AllEnded() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
+  // Whose the states are that the request keeps.
+  StateOwner state_owner() const {
+    return {flow().id, tenant_ == nullptr ? 0 : tenant_->max_state_bytes()};
+  }
   Flow flow() const { return tenant_ == nullptr ? Flow() : tenant_->flow(); }
 
   const CallEnvironment& environment_;

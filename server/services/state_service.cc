@@ -24,6 +24,12 @@ StateOptions FromProto(const v1::StateOptions& in) {
   return out;
 }
 
+// What is too large to be a position is the largest.
+int64_t Position(uint64_t at) {
+  constexpr uint64_t kMax = std::numeric_limits<int64_t>::max();
+  return static_cast<int64_t>(std::min(at, kMax));
+}
+
 absl::StatusOr<StateOptions> Valid(const v1::StateOptions& in) {
   StateOptions options = FromProto(in);
   RECURVE_RETURN_IF_ERROR(ValidateStateOptions(options, "options."));
@@ -42,6 +48,7 @@ v1::StateInfo ToProto(const StateInfo& in) {
   out.set_stored(in.stored);
   out.set_ttl_seconds(in.ttl_seconds);
   out.set_age_seconds(in.age_seconds);
+  out.set_parent(in.parent);
   return out;
 }
 
@@ -52,14 +59,29 @@ absl::StatusOr<v1::StateInfo> ToProto(const absl::StatusOr<StateInfo>& in) {
 
 }  // namespace
 
+absl::StatusOr<StateService::Caller> StateService::CallerOf(
+    absl::Span<const std::string> authorization,
+    absl::string_view entry) const {
+  if (options_.tenants == nullptr) return nullptr;
+  return options_.tenants->Authenticate(authorization, entry);
+}
+
 absl::StatusOr<StateService::Caller> StateService::Authenticate(
     const RpcHead& head, RpcStream& stream) const {
-  if (options_.tenants == nullptr) return nullptr;
-  RECURVE_ASSIGN_OR_RETURN(
-      Caller caller,
-      options_.tenants->Authenticate(head.authorization, "metadata entry"));
-  stream.Trust();
+  RECURVE_ASSIGN_OR_RETURN(Caller caller,
+                           CallerOf(head.authorization, "metadata entry"));
+  if (caller != nullptr) stream.Trust();
   return caller;
+}
+
+absl::StatusOr<v1::StateInfo> StateService::Get(
+    const Caller& caller, const std::string& state) const {
+  return ToProto(options_.engine->states().Get(OwnerOf(caller).flow, state));
+}
+
+absl::StatusOr<std::vector<int32_t>> StateService::TokensOf(
+    const Caller& caller, const std::string& state) const {
+  return options_.engine->states().TokensOf(OwnerOf(caller).flow, state);
 }
 
 void StateService::Snapshot(const Caller& caller,
@@ -70,10 +92,7 @@ void StateService::Snapshot(const Caller& caller,
   absl::StatusOr<StateOptions> options = Valid(request.options());
   if (!options.ok()) return done(options.status());
   std::optional<int64_t> at;
-  if (request.has_at()) {
-    constexpr uint64_t kMax = std::numeric_limits<int64_t>::max();
-    at = static_cast<int64_t>(std::min<uint64_t>(request.at(), kMax));
-  }
+  if (request.has_at()) at = Position(request.at());
   const StateOwner owner = OwnerOf(caller);
   Engine* const engine = options_.engine;
   engine->TakeState(owner.flow, *id, at,
@@ -94,8 +113,7 @@ absl::StatusOr<v1::ForkResponse> StateService::Fork(
     return absl::InvalidArgumentError(absl::StrCat(
         "count is ", request.count(), "; expected 1 to ", kMaxForks));
   }
-  RECURVE_ASSIGN_OR_RETURN(const StateOptions options,
-                           Valid(request.options()));
+  RECURVE_ASSIGN_OR_RETURN(StateOptions options, Valid(request.options()));
   if (!options.name.empty() || options.pinned) {
     return absl::InvalidArgumentError(absl::StrCat(
         options.pinned ? "options.pinned is true"
@@ -103,15 +121,22 @@ absl::StatusOr<v1::ForkResponse> StateService::Fork(
         "; the states of a fork have ids and a time to live; Pin names and "
         "pins them"));
   }
+  StateStore& store = options_.engine->states();
+  const StateOwner owner = OwnerOf(caller);
+  RECURVE_ASSIGN_OR_RETURN(const StateStore::Found found,
+                           store.Use(owner.flow, request.state()));
+  SequenceStatePtr state = found.state;
+  if (request.has_at() && Position(request.at()) != found.info.tokens) {
+    RECURVE_ASSIGN_OR_RETURN(
+        state, options_.engine->CutState(*state, Position(request.at()), "at"));
+  }
+  options.parent = found.info.id;
   RECURVE_ASSIGN_OR_RETURN(
       const std::vector<StateInfo> states,
-      options_.engine->states().Fork(
-          OwnerOf(caller), request.state(), static_cast<int>(request.count()),
-          request.has_seed() ? request.seed() : RandomSeed(), options));
+      store.Fork(owner, state, static_cast<int>(request.count()),
+                 request.has_seed() ? request.seed() : RandomSeed(), options));
   v1::ForkResponse response;
-  for (const StateInfo& state : states) {
-    *response.add_states() = ToProto(state);
-  }
+  for (const StateInfo& info : states) *response.add_states() = ToProto(info);
   return response;
 }
 
@@ -248,7 +273,6 @@ void StateService::AddMethods(RpcMethods* methods) const {
   const auto tenant = [this](const RpcHead& head, RpcStream& stream) {
     return Authenticate(head, stream);
   };
-  StateStore& states = options_.engine->states();
   RpcMethods& m = *methods;
   m["/recurve.v1.State/Export"] = stream_method(&StateService::Export);
   m["/recurve.v1.State/Import"] = stream_method(&StateService::Import);
@@ -265,8 +289,8 @@ void StateService::AddMethods(RpcMethods* methods) const {
           });
   m["/recurve.v1.State/Get"] =
       UnaryMethod<v1::GetStateRequest, v1::StateInfo, Caller>(
-          tenant, [&states](const Caller& caller, const auto& request) {
-            return ToProto(states.Get(OwnerOf(caller).flow, request.state()));
+          tenant, [this](const Caller& caller, const auto& request) {
+            return Get(caller, request.state());
           });
   m["/recurve.v1.State/List"] =
       UnaryMethod<v1::ListStatesRequest, v1::ListStatesResponse, Caller>(

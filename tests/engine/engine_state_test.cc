@@ -331,7 +331,9 @@ TEST_P(EngineStateTest, TheStoreForksAndGivesBack) {
   const StreamRecord want = sequence.Run(Append(Prompt(50, 2), 5));
   sequence.Finish();
   const int64_t alone = states.totals().bytes;
-  const auto children = states.Fork(owner, "parent", 16, 7, {});
+  const auto used = states.Use(0, "parent");
+  ASSERT_TRUE(used.ok());
+  const auto children = states.Fork(owner, used->state, 16, 7, {});
   ASSERT_TRUE(children.ok()) << children.status();
   EXPECT_EQ(states.totals().states, 17);
   EXPECT_EQ(states.totals().bytes, alone + 16 * StateStore::kEntryBytes);

@@ -69,6 +69,8 @@ def test_fork_of_a_state(states_client: Client) -> None:
     assert len({child.seed for child in children} - {None}) == 3
     assert {child.ttl_seconds for child in children} == {40}
     assert [s.seed for s in states.fork(base.id, 3, seed=5)] == [s.seed for s in children]
+    (cut,) = states.fork(base, 1, at=5)
+    assert (cut.tokens, cut.parent) == (5, base.id)
     states.release(base)
     for child in children:
         assert continued(states_client, child) == expected

@@ -82,12 +82,13 @@ class AsyncStates:
         state: State,
         n: int,
         *,
+        at: int | None = None,
         seed: int | None = None,
         ttl: float | None = None,
         timeout: float | None = None,
     ) -> builtins.list[StateInfo]:
         """`n` states of one, each with a seed of its own; see `States.fork`."""
-        return await self._make_fork(fork_request(state, n, seed, ttl), timeout)
+        return await self._make_fork(fork_request(state, n, at, seed, ttl), timeout)
 
     def export(
         self, state: State, *, timeout: float | None = None

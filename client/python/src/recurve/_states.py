@@ -97,14 +97,16 @@ class States:
         state: State,
         n: int,
         *,
+        at: int | None = None,
         seed: int | None = None,
         ttl: float | None = None,
         timeout: float | None = None,
     ) -> builtins.list[StateInfo]:
         """`n` (1 to 16) states of one, which share its memory. Each has a seed of its own,
-        derived from `seed` (None: drawn), for requests that name none.
+        derived from `seed` (None: drawn), for requests that name none. With `at` they
+        are of its first tokens only, as many as that.
         """
-        return self._make_fork(fork_request(state, n, seed, ttl), timeout)
+        return self._make_fork(fork_request(state, n, at, seed, ttl), timeout)
 
     def export(
         self, state: State, *, timeout: float | None = None
@@ -262,7 +264,7 @@ def snapshot_request(
 
 
 def fork_request(
-    state: State, n: int, seed: int | None, ttl: float | None
+    state: State, n: int, at: int | None, seed: int | None, ttl: float | None
 ) -> state_pb2.ForkRequest:
     request = state_pb2.ForkRequest(
         state=state_key(state, "state"), options=build_state_options(None, ttl, False)
@@ -270,6 +272,8 @@ def fork_request(
     set_field(request, "count", n, "count")
     if seed is not None:
         set_field(request, "seed", seed, "seed")
+    if at is not None:
+        set_field(request, "at", at, "at")
     return request
 
 

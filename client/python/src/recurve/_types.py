@@ -148,6 +148,7 @@ class StateInfo:
     stored: bool  # on disk
     ttl_seconds: float  # until it is released, if nothing uses it; 0 if pinned
     age_seconds: float
+    parent: str  # the id of the state that it comes from; empty: none, or not known
 
 
 @dataclass(frozen=True)

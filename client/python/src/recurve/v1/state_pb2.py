@@ -13,7 +13,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16recurve/v1/state.proto\x12\nrecurve.v1\"\xc3\x01\n\tStateInfo\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06tokens\x18\x03 \x01(\x04\x12\x17\n\x0f\x63omputed_tokens\x18\x04 \x01(\x04\x12\r\n\x05\x62ytes\x18\x05 \x01(\x04\x12\x11\n\x04seed\x18\x06 \x01(\x04H\x00\x88\x01\x01\x12\x0e\n\x06pinned\x18\x07 \x01(\x08\x12\x0e\n\x06stored\x18\x08 \x01(\x08\x12\x13\n\x0bttl_seconds\x18\t \x01(\x01\x12\x13\n\x0b\x61ge_seconds\x18\n \x01(\x01\x42\x07\n\x05_seed\"V\n\x0cStateOptions\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x18\n\x0bttl_seconds\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x0e\n\x06pinned\x18\x03 \x01(\x08\x42\x0e\n\x0c_ttl_seconds\"h\n\x0fSnapshotRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x02\x61t\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12)\n\x07options\x18\x03 \x01(\x0b\x32\x18.recurve.v1.StateOptionsB\x05\n\x03_at\"r\n\x0b\x46orkRequest\x12\r\n\x05state\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12\x11\n\x04seed\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12)\n\x07options\x18\x04 \x01(\x0b\x32\x18.recurve.v1.StateOptionsB\x07\n\x05_seed\"5\n\x0c\x46orkResponse\x12%\n\x06states\x18\x01 \x03(\x0b\x32\x15.recurve.v1.StateInfo\" \n\x0fGetStateRequest\x12\r\n\x05state\x18\x01 \x01(\t\"\x13\n\x11ListStatesRequest\"]\n\x12ListStatesResponse\x12%\n\x06states\x18\x01 \x03(\x0b\x32\x15.recurve.v1.StateInfo\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x11\n\tmax_bytes\x18\x03 \x01(\x04\"K\n\x0fPinStateRequest\x12\r\n\x05state\x18\x01 \x01(\t\x12)\n\x07options\x18\x02 \x01(\x0b\x32\x18.recurve.v1.StateOptions\"$\n\x13ReleaseStateRequest\x12\r\n\x05state\x18\x01 \x01(\t\"\x16\n\x14ReleaseStateResponse\"#\n\x12\x45xportStateRequest\x12\r\n\x05state\x18\x01 \x01(\t\"#\n\x13\x45xportStateResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"Y\n\x12ImportStateRequest\x12+\n\x07options\x18\x01 \x01(\x0b\x32\x18.recurve.v1.StateOptionsH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"\xe4\x01\n\x0bStateHeader\x12\x31\n\x0b\x66ingerprint\x18\x01 \x01(\x0b\x32\x1c.recurve.v1.StateFingerprint\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x13\n\x0btoken_kinds\x18\x03 \x01(\x0c\x12\x17\n\x0f\x63omputed_tokens\x18\x04 \x01(\x04\x12\x12\n\nnum_blocks\x18\x05 \x01(\x04\x12\x11\n\x04seed\x18\x06 \x01(\x04H\x00\x88\x01\x01\x12\x0c\n\x04name\x18\x07 \x01(\t\x12\x0e\n\x06tenant\x18\x08 \x01(\t\x12\x13\n\x0blast_logits\x18\t \x01(\x0c\x42\x07\n\x05_seed\"\xe4\x01\n\x10StateFingerprint\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\narithmetic\x18\x02 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\t\x12\x14\n\x0cweight_dtype\x18\x04 \x01(\t\x12\x13\n\x0bstate_dtype\x18\x05 \x01(\t\x12\x10\n\x08kv_dtype\x18\x06 \x01(\t\x12\x0e\n\x06layout\x18\x07 \x01(\r\x12\x12\n\npage_bytes\x18\x08 \x01(\x04\x12\x12\n\nslot_bytes\x18\t \x01(\x04\x12\x13\n\x0b\x62lock_bytes\x18\n \x01(\x04\x12\x13\n\x0bpage_tokens\x18\x0b \x01(\r2\x9d\x04\n\x05State\x12>\n\x08Snapshot\x12\x1b.recurve.v1.SnapshotRequest\x1a\x15.recurve.v1.StateInfo\x12\x39\n\x04\x46ork\x12\x17.recurve.v1.ForkRequest\x1a\x18.recurve.v1.ForkResponse\x12\x39\n\x03Get\x12\x1b.recurve.v1.GetStateRequest\x1a\x15.recurve.v1.StateInfo\x12\x45\n\x04List\x12\x1d.recurve.v1.ListStatesRequest\x1a\x1e.recurve.v1.ListStatesResponse\x12\x39\n\x03Pin\x12\x1b.recurve.v1.PinStateRequest\x1a\x15.recurve.v1.StateInfo\x12L\n\x07Release\x12\x1f.recurve.v1.ReleaseStateRequest\x1a .recurve.v1.ReleaseStateResponse\x12K\n\x06\x45xport\x12\x1e.recurve.v1.ExportStateRequest\x1a\x1f.recurve.v1.ExportStateResponse0\x01\x12\x41\n\x06Import\x12\x1e.recurve.v1.ImportStateRequest\x1a\x15.recurve.v1.StateInfo(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16recurve/v1/state.proto\x12\nrecurve.v1\"\xd3\x01\n\tStateInfo\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06tokens\x18\x03 \x01(\x04\x12\x17\n\x0f\x63omputed_tokens\x18\x04 \x01(\x04\x12\r\n\x05\x62ytes\x18\x05 \x01(\x04\x12\x11\n\x04seed\x18\x06 \x01(\x04H\x00\x88\x01\x01\x12\x0e\n\x06pinned\x18\x07 \x01(\x08\x12\x0e\n\x06stored\x18\x08 \x01(\x08\x12\x13\n\x0bttl_seconds\x18\t \x01(\x01\x12\x13\n\x0b\x61ge_seconds\x18\n \x01(\x01\x12\x0e\n\x06parent\x18\x0b \x01(\tB\x07\n\x05_seed\"V\n\x0cStateOptions\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x18\n\x0bttl_seconds\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x0e\n\x06pinned\x18\x03 \x01(\x08\x42\x0e\n\x0c_ttl_seconds\"h\n\x0fSnapshotRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x02\x61t\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12)\n\x07options\x18\x03 \x01(\x0b\x32\x18.recurve.v1.StateOptionsB\x05\n\x03_at\"\x8a\x01\n\x0b\x46orkRequest\x12\r\n\x05state\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12\x11\n\x04seed\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12)\n\x07options\x18\x04 \x01(\x0b\x32\x18.recurve.v1.StateOptions\x12\x0f\n\x02\x61t\x18\x05 \x01(\x04H\x01\x88\x01\x01\x42\x07\n\x05_seedB\x05\n\x03_at\"5\n\x0c\x46orkResponse\x12%\n\x06states\x18\x01 \x03(\x0b\x32\x15.recurve.v1.StateInfo\" \n\x0fGetStateRequest\x12\r\n\x05state\x18\x01 \x01(\t\"\x13\n\x11ListStatesRequest\"]\n\x12ListStatesResponse\x12%\n\x06states\x18\x01 \x03(\x0b\x32\x15.recurve.v1.StateInfo\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x11\n\tmax_bytes\x18\x03 \x01(\x04\"K\n\x0fPinStateRequest\x12\r\n\x05state\x18\x01 \x01(\t\x12)\n\x07options\x18\x02 \x01(\x0b\x32\x18.recurve.v1.StateOptions\"$\n\x13ReleaseStateRequest\x12\r\n\x05state\x18\x01 \x01(\t\"\x16\n\x14ReleaseStateResponse\"#\n\x12\x45xportStateRequest\x12\r\n\x05state\x18\x01 \x01(\t\"#\n\x13\x45xportStateResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"Y\n\x12ImportStateRequest\x12+\n\x07options\x18\x01 \x01(\x0b\x32\x18.recurve.v1.StateOptionsH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"\xe4\x01\n\x0bStateHeader\x12\x31\n\x0b\x66ingerprint\x18\x01 \x01(\x0b\x32\x1c.recurve.v1.StateFingerprint\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x13\n\x0btoken_kinds\x18\x03 \x01(\x0c\x12\x17\n\x0f\x63omputed_tokens\x18\x04 \x01(\x04\x12\x12\n\nnum_blocks\x18\x05 \x01(\x04\x12\x11\n\x04seed\x18\x06 \x01(\x04H\x00\x88\x01\x01\x12\x0c\n\x04name\x18\x07 \x01(\t\x12\x0e\n\x06tenant\x18\x08 \x01(\t\x12\x13\n\x0blast_logits\x18\t \x01(\x0c\x42\x07\n\x05_seed\"\xe4\x01\n\x10StateFingerprint\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\narithmetic\x18\x02 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\t\x12\x14\n\x0cweight_dtype\x18\x04 \x01(\t\x12\x13\n\x0bstate_dtype\x18\x05 \x01(\t\x12\x10\n\x08kv_dtype\x18\x06 \x01(\t\x12\x0e\n\x06layout\x18\x07 \x01(\r\x12\x12\n\npage_bytes\x18\x08 \x01(\x04\x12\x12\n\nslot_bytes\x18\t \x01(\x04\x12\x13\n\x0b\x62lock_bytes\x18\n \x01(\x04\x12\x13\n\x0bpage_tokens\x18\x0b \x01(\r2\x9d\x04\n\x05State\x12>\n\x08Snapshot\x12\x1b.recurve.v1.SnapshotRequest\x1a\x15.recurve.v1.StateInfo\x12\x39\n\x04\x46ork\x12\x17.recurve.v1.ForkRequest\x1a\x18.recurve.v1.ForkResponse\x12\x39\n\x03Get\x12\x1b.recurve.v1.GetStateRequest\x1a\x15.recurve.v1.StateInfo\x12\x45\n\x04List\x12\x1d.recurve.v1.ListStatesRequest\x1a\x1e.recurve.v1.ListStatesResponse\x12\x39\n\x03Pin\x12\x1b.recurve.v1.PinStateRequest\x1a\x15.recurve.v1.StateInfo\x12L\n\x07Release\x12\x1f.recurve.v1.ReleaseStateRequest\x1a .recurve.v1.ReleaseStateResponse\x12K\n\x06\x45xport\x12\x1e.recurve.v1.ExportStateRequest\x1a\x1f.recurve.v1.ExportStateResponse0\x01\x12\x41\n\x06Import\x12\x1e.recurve.v1.ImportStateRequest\x1a\x15.recurve.v1.StateInfo(\x01\x62\x06proto3')
 
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, globals())
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'recurve.v1.state_pb2', globals())
@@ -21,37 +21,37 @@ if _descriptor._USE_C_DESCRIPTORS == False:
 
   DESCRIPTOR._options = None
   _STATEINFO._serialized_start=39
-  _STATEINFO._serialized_end=234
-  _STATEOPTIONS._serialized_start=236
-  _STATEOPTIONS._serialized_end=322
-  _SNAPSHOTREQUEST._serialized_start=324
-  _SNAPSHOTREQUEST._serialized_end=428
-  _FORKREQUEST._serialized_start=430
-  _FORKREQUEST._serialized_end=544
-  _FORKRESPONSE._serialized_start=546
-  _FORKRESPONSE._serialized_end=599
-  _GETSTATEREQUEST._serialized_start=601
-  _GETSTATEREQUEST._serialized_end=633
-  _LISTSTATESREQUEST._serialized_start=635
-  _LISTSTATESREQUEST._serialized_end=654
-  _LISTSTATESRESPONSE._serialized_start=656
-  _LISTSTATESRESPONSE._serialized_end=749
-  _PINSTATEREQUEST._serialized_start=751
-  _PINSTATEREQUEST._serialized_end=826
-  _RELEASESTATEREQUEST._serialized_start=828
-  _RELEASESTATEREQUEST._serialized_end=864
-  _RELEASESTATERESPONSE._serialized_start=866
-  _RELEASESTATERESPONSE._serialized_end=888
-  _EXPORTSTATEREQUEST._serialized_start=890
-  _EXPORTSTATEREQUEST._serialized_end=925
-  _EXPORTSTATERESPONSE._serialized_start=927
-  _EXPORTSTATERESPONSE._serialized_end=962
-  _IMPORTSTATEREQUEST._serialized_start=964
-  _IMPORTSTATEREQUEST._serialized_end=1053
-  _STATEHEADER._serialized_start=1056
-  _STATEHEADER._serialized_end=1284
-  _STATEFINGERPRINT._serialized_start=1287
-  _STATEFINGERPRINT._serialized_end=1515
-  _STATE._serialized_start=1518
-  _STATE._serialized_end=2059
+  _STATEINFO._serialized_end=250
+  _STATEOPTIONS._serialized_start=252
+  _STATEOPTIONS._serialized_end=338
+  _SNAPSHOTREQUEST._serialized_start=340
+  _SNAPSHOTREQUEST._serialized_end=444
+  _FORKREQUEST._serialized_start=447
+  _FORKREQUEST._serialized_end=585
+  _FORKRESPONSE._serialized_start=587
+  _FORKRESPONSE._serialized_end=640
+  _GETSTATEREQUEST._serialized_start=642
+  _GETSTATEREQUEST._serialized_end=674
+  _LISTSTATESREQUEST._serialized_start=676
+  _LISTSTATESREQUEST._serialized_end=695
+  _LISTSTATESRESPONSE._serialized_start=697
+  _LISTSTATESRESPONSE._serialized_end=790
+  _PINSTATEREQUEST._serialized_start=792
+  _PINSTATEREQUEST._serialized_end=867
+  _RELEASESTATEREQUEST._serialized_start=869
+  _RELEASESTATEREQUEST._serialized_end=905
+  _RELEASESTATERESPONSE._serialized_start=907
+  _RELEASESTATERESPONSE._serialized_end=929
+  _EXPORTSTATEREQUEST._serialized_start=931
+  _EXPORTSTATEREQUEST._serialized_end=966
+  _EXPORTSTATERESPONSE._serialized_start=968
+  _EXPORTSTATERESPONSE._serialized_end=1003
+  _IMPORTSTATEREQUEST._serialized_start=1005
+  _IMPORTSTATEREQUEST._serialized_end=1094
+  _STATEHEADER._serialized_start=1097
+  _STATEHEADER._serialized_end=1325
+  _STATEFINGERPRINT._serialized_start=1328
+  _STATEFINGERPRINT._serialized_end=1556
+  _STATE._serialized_start=1559
+  _STATE._serialized_end=2100
 # @@protoc_insertion_point(module_scope)

@@ -18,16 +18,18 @@ class ExportStateResponse(_message.Message):
     def __init__(self, data: _Optional[bytes] = ...) -> None: ...
 
 class ForkRequest(_message.Message):
-    __slots__ = ["count", "options", "seed", "state"]
+    __slots__ = ["at", "count", "options", "seed", "state"]
+    AT_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    at: int
     count: int
     options: StateOptions
     seed: int
     state: str
-    def __init__(self, state: _Optional[str] = ..., count: _Optional[int] = ..., seed: _Optional[int] = ..., options: _Optional[_Union[StateOptions, _Mapping]] = ...) -> None: ...
+    def __init__(self, state: _Optional[str] = ..., count: _Optional[int] = ..., seed: _Optional[int] = ..., options: _Optional[_Union[StateOptions, _Mapping]] = ..., at: _Optional[int] = ...) -> None: ...
 
 class ForkResponse(_message.Message):
     __slots__ = ["states"]
@@ -140,12 +142,13 @@ class StateHeader(_message.Message):
     def __init__(self, fingerprint: _Optional[_Union[StateFingerprint, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., token_kinds: _Optional[bytes] = ..., computed_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., seed: _Optional[int] = ..., name: _Optional[str] = ..., tenant: _Optional[str] = ..., last_logits: _Optional[bytes] = ...) -> None: ...
 
 class StateInfo(_message.Message):
-    __slots__ = ["age_seconds", "bytes", "computed_tokens", "id", "name", "pinned", "seed", "stored", "tokens", "ttl_seconds"]
+    __slots__ = ["age_seconds", "bytes", "computed_tokens", "id", "name", "parent", "pinned", "seed", "stored", "tokens", "ttl_seconds"]
     AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
     PINNED_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     STORED_FIELD_NUMBER: _ClassVar[int]
@@ -156,12 +159,13 @@ class StateInfo(_message.Message):
     computed_tokens: int
     id: str
     name: str
+    parent: str
     pinned: bool
     seed: int
     stored: bool
     tokens: int
     ttl_seconds: float
-    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., tokens: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., bytes: _Optional[int] = ..., seed: _Optional[int] = ..., pinned: bool = ..., stored: bool = ..., ttl_seconds: _Optional[float] = ..., age_seconds: _Optional[float] = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., tokens: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., bytes: _Optional[int] = ..., seed: _Optional[int] = ..., pinned: bool = ..., stored: bool = ..., ttl_seconds: _Optional[float] = ..., age_seconds: _Optional[float] = ..., parent: _Optional[str] = ...) -> None: ...
 
 class StateOptions(_message.Message):
     __slots__ = ["name", "pinned", "ttl_seconds"]
