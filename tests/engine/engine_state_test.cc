@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "engine/serving/engine.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -160,6 +161,50 @@ TEST_P(EngineStateTest, GoesOnAsTheSequenceItself) {
       EXPECT_EQ(got.results[0].cache.cached_tokens, prompt + 6);
       ExpectSame(other.Run(Append(Prompt(5, 3), 6)), next);
       other.Finish();
+    }
+  }
+  ExpectNoStates(*engine_);
+}
+
+// Cut at any token, it is what the sequence was when it had these.
+TEST_P(EngineStateTest, IsCutAtAnyToken) {
+  constexpr int64_t kGenerated = 20;
+  for (const int64_t prompt : {1, 40, 300}) {
+    Driven sequence(*engine_);
+    const StreamRecord all =
+        sequence.Run(Append(Prompt(prompt, 1), kGenerated));
+    const auto state = Take(*engine_, sequence.id());
+    ASSERT_TRUE(state.ok()) << state.status();
+    sequence.Finish();
+    for (const int64_t of_output : {0, 1, 7, 19}) {
+      SCOPED_TRACE(testing::Message() << prompt << " + " << of_output);
+      const auto cut = engine_->CutState(**state, prompt + of_output, "at");
+      ASSERT_TRUE(cut.ok()) << cut.status();
+      EXPECT_EQ((*cut)->num_tokens(), prompt + of_output);
+      EXPECT_LT((*cut)->computed.tokens, prompt + of_output);
+      Driven other(*engine_, *cut);
+      const StreamRecord got = other.Run(Append({}, kGenerated - of_output));
+      EXPECT_EQ(got.tokens, std::vector<int32_t>(all.tokens.begin() + of_output,
+                                                 all.tokens.end()));
+      other.Finish();
+    }
+    // In the prompt: as that prompt.
+    if (prompt == 300) {
+      const auto cut = engine_->CutState(**state, 200, "at");
+      ASSERT_TRUE(cut.ok()) << cut.status();
+      std::vector<int32_t> first = Prompt(prompt, 1);
+      first.resize(200);
+      Driven other(*engine_, *cut);
+      EXPECT_EQ(other.Run(Append({}, 6)).tokens,
+                RunSolo(fake_, Script::Generate(first, 6)).tokens);
+      other.Finish();
+    }
+    for (const int64_t at : {int64_t{0}, prompt + kGenerated + 1}) {
+      const auto cut = engine_->CutState(**state, at, "at");
+      EXPECT_TRUE(absl::IsOutOfRange(cut.status()));
+      EXPECT_THAT(std::string(cut.status().message()),
+                  HasSubstr(absl::StrCat("at is ", at, "; expected 1 to ",
+                                         prompt + kGenerated)));
     }
   }
   ExpectNoStates(*engine_);
