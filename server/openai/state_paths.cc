@@ -85,6 +85,11 @@ HttpResponse JsonAnswer(const absl::StatusOr<json>& body) {
   return body.ok() ? JsonAnswer(*body) : ErrorAnswer(body.status());
 }
 
+std::optional<ApiError> ParseObject(const std::string& body, json* object) {
+  return ParseBody(body, /*ids=*/"tokens", /*max_ids=*/0, "as it takes none",
+                   object);
+}
+
 // A number of seconds, whose range the store checks.
 double Seconds(const std::string& key, const json& value, FieldReader& reader) {
   if (value.is_number()) return value.get<double>();
@@ -95,7 +100,7 @@ double Seconds(const std::string& key, const json& value, FieldReader& reader) {
 std::optional<ApiError> ReadFork(const std::string& body, int64_t vocab_size,
                                  v1::ForkRequest* request) {
   json object;
-  if (auto error = ParseBody(body, "", 0, "", &object)) return error;
+  if (auto error = ParseObject(body, &object)) return error;
   constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
   FieldReader reader(vocab_size);
   request->set_count(1);
@@ -121,7 +126,7 @@ std::optional<ApiError> ReadFork(const std::string& body, int64_t vocab_size,
 std::optional<ApiError> ReadPin(const std::string& body, int64_t vocab_size,
                                 v1::PinStateRequest* request) {
   json object;
-  if (auto error = ParseBody(body, "", 0, "", &object)) return error;
+  if (auto error = ParseObject(body, &object)) return error;
   FieldReader reader(vocab_size);
   v1::StateOptions& options = *request->mutable_options();
   std::optional<bool> pinned;

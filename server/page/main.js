@@ -168,6 +168,7 @@ async function open(state) {
     if (tokens === null) return;
     run = addRun({title: forks.get(state.id) || state.name || 'A state', before: ''});
     run.add(tokens, '');
+    run.flush();
     run.kept(state.id, tokens.length, tokens.length);
   }
   run.choose();

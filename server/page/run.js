@@ -26,7 +26,9 @@ export class Run {
     this.why = 'Its state comes when the request is done.';
     this.began = performance.now();
     this.firstToken = 0;
-    this.thinks = false;
+    this.lastToken = 0;
+    this.unshown = [];     // what has come since the last frame
+    this.frame = 0;
 
     this.card = make('article', 'run');
     this.card.tabIndex = -1;
@@ -72,10 +74,23 @@ export class Run {
   // Adds the tokens of an event, or text that has none.
   add(tokens, text, thinks = false) {
     if (tokens.length === 0 && !text) return;
-    if (!this.firstToken) this.firstToken = performance.now();
+    this.lastToken = performance.now();
+    this.firstToken ||= this.lastToken;
+    this.unshown.push({tokens, text, thinks});
+    this.frame ||= requestAnimationFrame(() => this.flush());
+  }
+
+  // Shows what has come, once a frame: a fast model has many events in one, and
+  // the size of the text is costly to ask for.
+  flush() {
+    cancelAnimationFrame(this.frame);
+    this.frame = 0;
     const near = this.text.scrollHeight - this.text.scrollTop - this.text.clientHeight < 40;
-    for (const token of tokens) this.view.add(token, thinks ? 'thought' : '');
-    if (tokens.length === 0) this.view.box.append(text);
+    for (const {tokens, text, thinks} of this.unshown) {
+      for (const token of tokens) this.view.add(token, thinks ? 'thought' : '');
+      if (tokens.length === 0) this.view.box.append(text);
+    }
+    this.unshown = [];
     if (near) this.text.scrollTop = this.text.scrollHeight;
   }
 
@@ -87,6 +102,7 @@ export class Run {
 
   // Shows what the request took. `usage` may be absent: it was stopped.
   finish({usage, reason}) {
+    this.flush();
     const now = performance.now();
     this.facts.replaceChildren();
     if (usage) {
@@ -100,7 +116,7 @@ export class Run {
     if (this.firstToken) {
       this.fact('first token', ms(this.firstToken - this.began));
       const rest = this.view.tokens.length - 1;
-      const rate = 1000 * rest / Math.max(now - this.firstToken, 1);
+      const rate = 1000 * rest / Math.max(this.lastToken - this.firstToken, 1);
       if (rest > 0) this.fact('then', `${rate.toFixed(rate < 10 ? 1 : 0)} tokens/s`);
     }
     this.fact('in all', ms(now - this.began));

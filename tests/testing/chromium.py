@@ -111,13 +111,10 @@ class Chromium:
             raise RuntimeError(f"{expression}: {result['exceptionDetails']}")
         return result["result"].get("value")
 
-    def wait(self, condition, seconds=120):
-        """Waits until an expression is true, and returns its value."""
+    def wait(self, condition, seconds=60):
+        """Waits until an expression is true."""
         end = time.monotonic() + seconds
-        while True:
-            value = self.js(condition)
-            if value:
-                return value
+        while not self.js(f"Boolean({condition})"):
             if time.monotonic() > end:
                 raise TimeoutError(f"never true: {condition}")
             time.sleep(0.02)
