@@ -19,7 +19,7 @@ export const isId = (name) => /^token_id:\d+$/.test(name);
 export function nameOf(name) {
   if (isId(name)) return `‹${name.slice('token_id:'.length)}›`;
   if (name.startsWith('bytes:')) return name.slice('bytes:'.length);
-  return JSON.stringify(name).slice(1, -1).replaceAll('\\"', '"');
+  return JSON.stringify(name).slice(1, -1).replaceAll('\\"', '"').replaceAll(' ', '␣');
 }
 
 export function percent(logprob) {
