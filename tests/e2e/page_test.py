@@ -9,6 +9,7 @@ import hashlib
 import http.client
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -68,6 +69,37 @@ class Server:
         status = self.process.wait(timeout=120)
         self.process.stdout.close()
         return status
+
+
+TEMPLATE = """{%- for message in messages -%}
+<|{{ message.role }}|>
+{{ message.content }}
+{% endfor -%}
+{%- if add_generation_prompt -%}<|assistant|>
+{% endif -%}"""
+
+
+def random_chat_model(folder):
+    """A chat model of the demo model's shapes with random weights."""
+    demo = ROOT / "deploy/models/demo"
+    data = (demo / "model.safetensors").read_bytes()
+    size = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:size])
+    header.pop("__metadata__", None)
+    draw = random.Random(1)
+    signs = bytes(0xbd if byte & 1 else 0x3d for byte in range(256))
+    weights = bytearray(data[size:])
+    for tensor in header.values():
+        assert tensor["dtype"] == "BF16", tensor
+        begin, end = tensor["data_offsets"]
+        one = bytearray(draw.randbytes(end - begin))
+        one[1::2] = one[1::2].translate(signs)  # 2^-5 to 2^-3, of either sign
+        if len(tensor["shape"]) == 1:
+            one = bytearray(b"\x80\x3f" * ((end - begin) // 2))  # 1
+        weights[begin:end] = one
+    (folder / "model.safetensors").write_bytes(data[:size] + weights)
+    (folder / "config.json").write_bytes((demo / "config.json").read_bytes())
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
 
 
 class Pages(unittest.TestCase):
@@ -204,6 +236,11 @@ class PageTest(Pages):
         self.done(browser)
         browser.wait("document.querySelectorAll('#tree li').length === 5")
         self.assertNotEqual(first[3], self.texts(browser, ".before")[2][len(PROMPT) + 3:])
+        browser.pointer(".run:first-child .token:nth-of-type(4)", click=True)
+        browser.wait("!document.getElementById('detail').hidden")
+        browser.js("window.scrollTo(0, 0)")
+        self.picture(browser, "page")
+        browser.key("Escape")
         # Pinned and released from the tree; the parent goes first, its children stay.
         browser.pointer("#tree > li > .node button:nth-of-type(3)", click=True)
         browser.wait("document.querySelector('#tree > li > .node').textContent.includes('Unpin')")
@@ -241,7 +278,7 @@ class PageTest(Pages):
         browser.type(PROMPT)
         browser.pointer("#send", click=True)
         browser.wait("document.querySelector('.token')")
-        browser.pointer("#stop", click=True)
+        browser.js("document.getElementById('stop').click()")  # it moves with the text
         browser.wait("document.querySelector('.facts').textContent.includes('stopped here')")
         while "recurve_num_requests_running 0" not in self.server.get("/metrics")[2]:
             pass
@@ -385,6 +422,63 @@ class FlagsTest(Pages):
             browser.open(server.url)
             browser.wait("document.getElementById('model').textContent === 'needs an API key'")
             self.assertEqual("", browser.js("document.getElementById('key').value"))
+
+    def test_chat(self):
+        try:
+            import jinja2  # noqa: F401
+        except ImportError as error:
+            self.skipTest(str(error))
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        random_chat_model(Path(folder.name))
+        server = self.start("--chat-python", sys.executable, "--served-model-name", "random-chat",
+                            model=folder.name)
+        browser = self.browse(server)
+        self.ready(browser)
+        browser.pointer("input[value=chat] + span", click=True)
+        self.generate(browser, "Hello!")
+        body = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 24, "seed": 11,
+                "temperature": 0.8, "logprobs": True, "top_logprobs": 5}
+
+        def asked():
+            status, _, answer = server.get("/v1/chat/completions", "POST", json.dumps(body),
+                                           Content_Type="application/json")
+            self.assertEqual(200, status, answer)
+            return json.loads(answer)["choices"][0]
+
+        def surprises(run):
+            return browser.js(f"Array.from(document.querySelectorAll('.run:nth-child({run}) .token'),"
+                              " (e) => Number(e.style.getPropertyValue('--surprise')))")
+
+        first = asked()
+        for run, choice in ((1, first), (2, None)):
+            if choice is None:  # a second turn follows the first
+                self.generate(browser, "And then?")
+                body["messages"] += [first["message"], {"role": "user", "content": "And then?"}]
+                body["messages"][1] = {"role": "assistant", "content": first["message"]["content"]}
+                choice = asked()
+            want = [min(1, -token["logprob"] / 5) for token in choice["logprobs"]["content"]]
+            got = surprises(run)
+            self.assertEqual(len(want), len(got))
+            for one, other in zip(want, got):
+                self.assertAlmostEqual(one, other, delta=0.01)
+        self.assertEqual("Hello!", self.texts(browser, ".run:first-child .before")[0].strip())
+        browser.wait("document.querySelectorAll('#tree li').length === 2")
+        # A branch of an answer.
+        browser.pointer(".run:nth-child(2) .token:nth-of-type(6)", click=True)
+        self.picture(browser, "page-chat")
+        browser.pointer("#detail .primary", click=True)
+        browser.wait("document.querySelectorAll('.run').length === 3")
+        self.done(browser)
+        browser.wait("document.querySelectorAll('#tree li').length === 4")
+        browser.pointer("#clear", click=True)
+        browser.wait("document.getElementById('clear').hidden")
+
+    def test_without_a_template_chat_is_refused_and_says_why(self):
+        browser = self.browse(self.start(), quiet=False)
+        self.ready(browser)
+        self.assertTrue(browser.js("document.querySelector('input[value=chat]').disabled"))
+        self.assertIn("no chat template", self.texts(browser, "#no-chat")[0])
 
     def test_the_page_can_be_off(self):
         server = self.start("--ui", "off")
