@@ -236,7 +236,7 @@ class PageTest(Pages):
         self.done(browser)
         browser.wait("document.querySelectorAll('#tree li').length === 5")
         self.assertNotEqual(first[3], self.texts(browser, ".before")[2][len(PROMPT) + 3:])
-        browser.pointer(".run:first-child .token:nth-of-type(4)", click=True)
+        browser.pointer(".run:first-child .token:nth-of-type(6)", click=True)
         browser.wait("!document.getElementById('detail').hidden")
         browser.js("window.scrollTo(0, 0)")
         self.picture(browser, "page")
