@@ -112,7 +112,9 @@ TEST(HttpEchoTest, AnEchoHasTheLogprobsOfThePrompt) {
 }
 
 TEST(HttpEchoTest, APromptAloneMayBeTheAnswer) {
-  TestServer server;
+  ServerOptions options = DemoOptions();
+  options.engine.max_model_len = 1024;
+  TestServer server(options);
   for (const bool ids : {false, true}) {
     json body = {{"prompt", kPrompt},
                  {"max_tokens", 0},
@@ -134,10 +136,10 @@ TEST(HttpEchoTest, APromptAloneMayBeTheAnswer) {
     EXPECT_TRUE(plain["choices"][0]["logprobs"].is_null());
   }
   // Up to the last token that a sequence may have.
-  EXPECT_EQ(Answer(server, {{"prompt", std::string(8191, 'a')},
+  EXPECT_EQ(Answer(server, {{"prompt", std::string(1023, 'a')},
                             {"max_tokens", 0},
                             {"echo", true}})["usage"]["total_tokens"],
-            8192);
+            1024);
   server.ExpectIdle();
 }
 
@@ -203,7 +205,7 @@ TEST(HttpEchoTest, AReaderThatIsBehindHoldsAPromptUp) {
   ServerOptions options = DemoOptions();
   options.max_buffered_bytes = 4096;
   TestServer server(options);
-  const json body = {{"prompt", std::string(8000, 'a')},
+  const json body = {{"prompt", std::string(2000, 'a')},
                      {"max_tokens", 1},
                      {"echo", true},
                      {"logprobs", 20},
