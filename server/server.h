@@ -48,7 +48,8 @@ struct ServerOptions {
   // A file in place of the checkpoint's chat template; empty: that.
   std::string chat_template;
   std::string chat_python = "python3";  // renders it; none: no chat
-  // Of a chat completion that names no number; 0: what the model has room for.
+  // The tokens of a chat completion that names no number; 0: as many as the
+  // model has room for.
   int64_t default_max_chat_tokens = 0;
   std::string ui = "auto";  // the page at /: auto (on on loopback), on, off
   int64_t max_http_connections = 4096;

@@ -1,6 +1,6 @@
-"""Renders chat templates for the server, which starts this as a process of its own.
+"""Renders chat templates for the server, which starts this as its own process.
 
-A template is a program of whoever made the checkpoint. It runs in Jinja2's sandbox, and this
+A template is a program that came with the checkpoint. It runs in Jinja2's sandbox, and this
 process has no rights to lose: no file or socket can be opened, no process started, memory
 and the time of each message are limited. The server (template_process.cc) kills and
 restarts it.

@@ -25,7 +25,7 @@ class TemplateRenderer {
   struct Options {
     std::string python = "python3";  // a program that can import jinja2
     int processes = 2;
-    // Of one message, in which a process may be killed and started anew.
+    // The time of one message, after which its process is killed.
     std::chrono::milliseconds timeout{2'000};
     int64_t memory_bytes = int64_t{1} << 30;  // of a process's address space
     int64_t max_text_bytes = int64_t{32} << 20;

@@ -270,7 +270,8 @@ std::optional<ApiError> ChatFormat::Parse(const std::string& body,
 }
 
 int64_t ChatFormat::PrepareBytes(const CompletionRequest&) const {
-  // At least so many that another process is waited for on another thread.
+  // More than a short text has: the answer of another process is not waited for
+  // on a thread of the transport.
   return std::max<int64_t>(static_cast<int64_t>(chat_.body.size()),
                            EncodeThreads::kShortBytes + 1);
 }

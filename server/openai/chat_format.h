@@ -19,7 +19,8 @@ struct ChatOptions {
   // Outlives the calls. Null: there is no chat, because of `problem`.
   TemplateRenderer* renderer = nullptr;
   std::string problem = "the checkpoint has no chat template";
-  // Of a request that names no number; 0: as many as the model has room for.
+  // The tokens of a request that names no number; 0: as many as the model has
+  // room for.
   int64_t default_max_tokens = 0;
 };
 
