@@ -119,7 +119,8 @@ class CompletionCall::Choice : public EventSink {
   ChoicePiece piece_;  // output not sent yet
   // How it finished, while its state is not taken yet.
   std::optional<v1::Finished> unkept_;
-  int64_t piece_bytes_ = 0;  // size of its tokens
+  bool takes_state_ = false;  // the engine was asked for it
+  int64_t piece_bytes_ = 0;   // size of its tokens
   std::unique_ptr<ChoiceWriter> writer_;
   int64_t completion_tokens_ = 0;
   int64_t cached_tokens_ = 0;  // known when it is done
@@ -151,6 +152,10 @@ void CompletionCall::KeepState(Choice& choice) {
   uint64_t id = 0;
   {
     MutexLock lock(&mu_);
+    // A short output may be whole before its sequence has an id here: then
+    // SubmitInputs comes back to it.
+    if (!choice.part().id || !choice.unkept_ || choice.takes_state_) return;
+    choice.takes_state_ = true;
     id = *choice.part().id;
   }
   Engine* const engine = environment_.engine;
@@ -400,6 +405,9 @@ std::optional<ApiError> CompletionCall::SubmitInputs() {
     id_ = absl::StrCat(format_->id_prefix(), request_id_[0]);
   }
   headers_.emplace_back("recurve-request-id", absl::StrJoin(ids, ","));
+  if (request_.keep_state) {
+    for (const auto& choice : choices_) KeepState(*choice);
+  }
   return std::nullopt;
 }
 

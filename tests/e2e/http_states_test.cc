@@ -4,6 +4,8 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <thread>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "tests/e2e/http_fixture.h"
@@ -67,6 +69,25 @@ const json& Body() {
 json With(json body, const json& more) {
   body.update(more);
   return body;
+}
+
+// The output may be whole before its request has the sequence's id.
+TEST(HttpStatesTest, ShortOutputsOfManyAtATimeAreKept) {
+  TestServer server(WithStates());
+  Client client(server);
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < 4; ++thread) {
+    threads.emplace_back([&, thread] {
+      for (int i = 0; i < 25; ++i) {
+        const json kept = client.Choice({{"prompt", absl::StrCat(thread, i)},
+                                         {"max_tokens", 1},
+                                         {"keep_state", true}});
+        EXPECT_TRUE(kept["state"].contains("id")) << kept;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  server.ExpectIdle();
 }
 
 TEST(HttpStatesTest, ACompletionKeepsItsEndAndGoesOnFromAnyToken) {
