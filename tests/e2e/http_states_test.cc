@@ -82,7 +82,9 @@ TEST(HttpStatesTest, ShortOutputsOfManyAtATimeAreKept) {
         const json kept = client.Choice({{"prompt", absl::StrCat(thread, i)},
                                          {"max_tokens", 1},
                                          {"keep_state", true}});
-        EXPECT_TRUE(kept["state"].contains("id")) << kept;
+        ASSERT_TRUE(kept["state"].contains("id")) << kept;
+        const std::string id = kept["state"]["id"];
+        EXPECT_EQ(client.Call("DELETE", "/v1/states/" + id).status, 200);
       }
     });
   }
