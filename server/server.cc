@@ -225,6 +225,9 @@ absl::Status Server::StartChat() {
   } else {
     TemplateRenderer::Options renderer;
     renderer.python = options_.chat_python;
+    if (absl::StrContains(renderer.python, "/")) {
+      renderer.python = std::filesystem::absolute(renderer.python).string();
+    }
     auto started = TemplateRenderer::Start(**read, renderer);
     if (started.ok()) {
       chat_renderer_ = *std::move(started);

@@ -17,8 +17,8 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int64_t kMaxFileBytes = int64_t{64} << 20;
-constexpr int kMaxDepth = 32;
+constexpr int64_t kMaxTemplateBytes = int64_t{64} << 20;
+constexpr int kMaxConfigDepth = 32;
 
 absl::StatusOr<std::string> ReadText(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
@@ -27,9 +27,9 @@ absl::StatusOr<std::string> ReadText(const std::string& path) {
     return absl::InvalidArgumentError(absl::StrCat(path, " cannot be read"));
   }
   std::string bytes = std::move(text).str();
-  if (static_cast<int64_t>(bytes.size()) > kMaxFileBytes) {
+  if (static_cast<int64_t>(bytes.size()) > kMaxTemplateBytes) {
     return absl::InvalidArgumentError(absl::StrCat(
-        path, " has ", bytes.size(), " bytes; at most ", kMaxFileBytes));
+        path, " has ", bytes.size(), " bytes; at most ", kMaxTemplateBytes));
   }
   return bytes;
 }
@@ -39,7 +39,7 @@ absl::StatusOr<json> ReadObject(const std::string& path) {
   RECURVE_ASSIGN_OR_RETURN(const bool exists, FileExists(path));
   if (!exists) return json::object();
   RECURVE_ASSIGN_OR_RETURN(const std::string text, ReadText(path));
-  RECURVE_ASSIGN_OR_RETURN(json object, ParseJson(text, path, kMaxDepth));
+  RECURVE_ASSIGN_OR_RETURN(json object, ParseJson(text, path, kMaxConfigDepth));
   if (!object.is_object()) {
     return absl::InvalidArgumentError(absl::StrCat(
         path, " is ", DescribeJson(object), "; expected an object"));

@@ -13,7 +13,7 @@ namespace {
 
 constexpr absl::string_view kThink = "<think>";
 constexpr absl::string_view kEndThink = "</think>";
-constexpr absl::string_view kCall = "<tool_call>";
+constexpr absl::string_view kCallMark = "<tool_call>";
 constexpr absl::string_view kEndCall = "</tool_call>";
 
 // The length of the longest end of `text` that is a beginning of `mark`.
@@ -127,7 +127,7 @@ bool OutputParser::StepContent(bool last, OutputPart* part) {
     AddContent(std::exchange(held_, ""), part);
     return false;
   }
-  const bool found = TakeUntil(kCall, last, &text);
+  const bool found = TakeUntil(kCallMark, last, &text);
   AddContent(text, part);
   if (found) state_ = State::kCall;
   return found;
@@ -143,7 +143,7 @@ bool OutputParser::StepCall(bool last, OutputPart* part) {
   const std::string body = held_.substr(0, end);
   std::optional<ToolCall> call = ParseToolCall(body, options_.schemas);
   if (!call) {
-    AddContent(kCall, part);
+    AddContent(kCallMark, part);
     AddContent(body, part);
     if (end != std::string::npos) AddContent(kEndCall, part);
     skip_newlines_ = false;

@@ -173,16 +173,33 @@ def common_prefix(a, b):
     return low
 
 
-def continued(text, final):
-    """`text` up to the end of `final`, the content of its last message."""
-    if isinstance(final, list):
-        final = final[-1]["text"] if final else ""
-    place = text.rfind(final.strip())
+# Behind the content of the last message, where the text is cut. The space shows whether the
+# template strips contents.
+CONTINUE = "<<recurve continues here>> "
+
+
+def marked(message):
+    """`message`, with CONTINUE behind its content."""
+    message = dict(message)
+    content = message["content"]
+    if message.get("tool_calls"):
+        raise Problem("continue_final_message: the last message has tool calls; expected text")
+    if isinstance(content, list):
+        if not content:
+            raise Problem("continue_final_message: the last message has no text")
+        content = [*content[:-1], {**content[-1], "text": content[-1]["text"] + CONTINUE}]
+    else:
+        content += CONTINUE
+    message["content"] = content
+    return message
+
+
+def cut(text):
+    place = text.rfind(CONTINUE.strip())
     if place < 0:
         raise Problem("continue_final_message: the chat template does not show the content of "
-                      "the last message as it is")
-    whole = final.lstrip()
-    return text[:place + (len(whole) if text.startswith(whole, place) else len(final.strip()))]
+                      "the last message")
+    return text[:place] if text.startswith(CONTINUE, place) else text[:place].rstrip()
 
 
 class Renderer:
@@ -210,9 +227,10 @@ class Renderer:
             return template.render(
                 {**variables, "messages": some, "add_generation_prompt": prompt}, self.max_bytes)
 
-        text = render(messages, control["generation_prompt"])
         if control["continue"]:
-            text = continued(text, messages[-1]["content"])
+            text = cut(render([*messages[:-1], marked(messages[-1])], False))
+        else:
+            text = render(messages, control["generation_prompt"])
         answer = {"text": text, "history": -1, "breaks": []}
         if control["generation_prompt"]:
             answer["history"] = self.bytes_before(text, render(messages, False))
@@ -232,6 +250,8 @@ class Renderer:
 def failure(error):
     if isinstance(error, Problem):
         return str(error)
+    if isinstance(error, OSError):  # says what there is on this machine
+        return "the chat template does what it may not"
     if isinstance(error, MemoryError):
         return "the chat template needs more memory than it may have"
     if isinstance(error, RecursionError):
@@ -259,7 +279,7 @@ def main():
         # At its end the process ends, whatever the template does.
         signal.setitimer(signal.ITIMER_REAL, config["seconds"])
         try:
-            answer = render(control, json.loads(body))
+            answer = render(control, json.loads(body.removeprefix(codecs.BOM_UTF8).decode()))
         except Exception as error:  # pylint: disable=broad-except
             answer = {"error": failure(error)}
         signal.setitimer(signal.ITIMER_REAL, 0)

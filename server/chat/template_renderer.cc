@@ -122,7 +122,18 @@ absl::StatusOr<std::string> TemplateRenderer::Exchange(Worker* worker,
 absl::StatusOr<TemplateRenderer::Rendered> TemplateRenderer::Render(
     const Request& request) {
   Worker worker = Take();
-  const absl::StatusOr<std::string> frame = Exchange(&worker, request);
+  const auto begin = steady_clock::now();
+  absl::StatusOr<std::string> frame = Exchange(&worker, request);
+  if (absl::IsAborted(frame.status()) &&
+      steady_clock::now() - begin < options_.timeout) {
+    // Something else has ended its process, or the message does so each time.
+    worker.process.reset();
+    {
+      MutexLock lock(&mu_);
+      ++restarts_;
+    }
+    frame = Exchange(&worker, request);
+  }
   if (!frame.ok()) {
     // It runs already when the next message comes.
     worker.process.reset();
@@ -135,9 +146,14 @@ absl::StatusOr<TemplateRenderer::Rendered> TemplateRenderer::Render(
     if (absl::IsUnavailable(frame.status())) return frame.status();
     if (absl::IsInvalidArgument(frame.status())) return frame.status();
     RECURVE_RETURN_IF_ERROR(restarted);
-    return absl::InvalidArgumentError(absl::StrCat(
-        "messages: the chat template takes longer than ",
-        options_.timeout.count(), " ms with them, or ended its process"));
+    if (absl::IsAborted(frame.status()) &&
+        steady_clock::now() - begin < options_.timeout) {
+      return absl::UnavailableError(
+          "the process of the chat template has ended twice");
+    }
+    return absl::InvalidArgumentError(
+        absl::StrCat("messages: the chat template takes longer than ",
+                     options_.timeout.count(), " ms with them"));
   }
   Return(std::move(worker));
   const json answer = json::parse(*frame, nullptr, false);

@@ -64,6 +64,7 @@ class TemplateRenderer {
 
   // Blocks for as long as the template runs. InvalidArgument: it refuses the
   // messages, fails, or takes too long; the message begins with a field's name.
+  // Unavailable: its process has ended, also the one that took its place.
   absl::StatusOr<Rendered> Render(const Request& request);
 
   // Processes that were started in place of one that ended.

@@ -13,16 +13,16 @@ namespace {
 using nlohmann::ordered_json;  // arguments keep their order
 
 // Deeper JSON is taken for text: parsing it would exhaust the stack.
-constexpr int kMaxDepth = 64;
+constexpr int kMaxCallDepth = 64;
 
-std::optional<ordered_json> Parse(absl::string_view text) {
+std::optional<ordered_json> ParseOrdered(absl::string_view text) {
   int depth = 0;
   bool too_deep = false;
   const ordered_json::parser_callback_t check =
       [&](int, ordered_json::parse_event_t event, ordered_json&) {
         using Event = ordered_json::parse_event_t;
         if (event == Event::object_start || event == Event::array_start) {
-          too_deep |= ++depth > kMaxDepth;
+          too_deep |= ++depth > kMaxCallDepth;
         } else if (event == Event::object_end || event == Event::array_end) {
           --depth;
         }
@@ -34,12 +34,12 @@ std::optional<ordered_json> Parse(absl::string_view text) {
   return value;
 }
 
-std::string ToText(const ordered_json& value) {
+std::string JsonText(const ordered_json& value) {
   return value.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
 }
 
 std::optional<ToolCall> ParseHermes(absl::string_view text) {
-  const std::optional<ordered_json> value = Parse(text);
+  const std::optional<ordered_json> value = ParseOrdered(text);
   if (!value || !value->is_object()) return std::nullopt;
   const auto name = value->find("name");
   if (name == value->end() || !name->is_string()) return std::nullopt;
@@ -48,13 +48,13 @@ std::optional<ToolCall> ParseHermes(absl::string_view text) {
   ToolCall call{name->get<std::string>(), "{}"};
   if (arguments == value->end() || arguments->is_null()) return call;
   if (arguments->is_string()) {  // some write the object as a text
-    const auto inner = Parse(arguments->get_ref<const std::string&>());
+    const auto inner = ParseOrdered(arguments->get_ref<const std::string&>());
     if (!inner || !inner->is_object()) return std::nullopt;
-    call.arguments = ToText(*inner);
+    call.arguments = JsonText(*inner);
     return call;
   }
   if (!arguments->is_object()) return std::nullopt;
-  call.arguments = ToText(*arguments);
+  call.arguments = JsonText(*arguments);
   return call;
 }
 
@@ -64,7 +64,7 @@ ordered_json ValueOf(std::string text, const std::string& type) {
   // As Python writes them, which models do at times.
   if (stripped == "True" || stripped == "False") return stripped == "True";
   if (stripped == "None") return nullptr;
-  if (auto value = Parse(stripped)) return *std::move(value);
+  if (auto value = ParseOrdered(stripped)) return *std::move(value);
   return text;
 }
 
@@ -104,7 +104,7 @@ std::optional<ToolCall> ParseXml(absl::string_view text,
     }
     arguments[std::string(*key)] = ValueOf(std::string(*value), type);
   }
-  call.arguments = ToText(arguments);
+  call.arguments = JsonText(arguments);
   return call;
 }
 

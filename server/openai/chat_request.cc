@@ -16,8 +16,8 @@ using nlohmann::json;
 using ToolChoice = ChatRequest::ToolChoice;
 
 // JSON schemas of tools are deep; a long conversation has many messages.
-constexpr int kMaxDepth = 64;
-constexpr int kMaxValues = 1 << 16;
+constexpr int kMaxChatDepth = 64;
+constexpr int kMaxChatValues = 1 << 16;
 constexpr int kMaxTools = 128;
 constexpr size_t kMaxNameBytes = 64;
 
@@ -230,7 +230,8 @@ class ChatReader {
       const std::string arguments =
           reader_.String(name + ".arguments", function["arguments"]);
       if (reader_.failed() || arguments.empty()) continue;
-      const auto parsed = ParseJson(arguments, name + ".arguments", kMaxDepth);
+      const auto parsed =
+          ParseJson(arguments, name + ".arguments", kMaxChatDepth);
       if (!parsed.ok() || !parsed->is_object()) {
         reader_.Fail(name + ".arguments",
                      absl::StrCat("is ", Quote(arguments),
@@ -307,7 +308,7 @@ std::optional<ApiError> ParseChat(const std::string& body,
                                   CompletionRequest* request) {
   FieldReader reader(limits.vocab_size);
   json object;
-  if (auto error = ParseBody(body, kMaxDepth, kMaxValues, &object)) {
+  if (auto error = ParseBody(body, kMaxChatDepth, kMaxChatValues, &object)) {
     return error;
   }
   RequestInput base;

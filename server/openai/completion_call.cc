@@ -91,8 +91,14 @@ class CompletionCall::Choice : public EventSink {
       // What was to be generated is: the sequence only waited for its state.
       MutexLock lock(&call_->mu_);
       if (unkept_) {
-        SetKept(status.ok() ? absl::CancelledError("the request has ended")
-                            : std::exchange(status, absl::OkStatus()));
+        if (!kept_) {
+          kept_ = status.ok() ? absl::CancelledError("the request has ended")
+                              : status;
+        }
+        status = absl::OkStatus();
+        // Only now: the engine has let go of text that it held back.
+        piece_.kept = *kept_;
+        piece_.finished = std::exchange(unkept_, std::nullopt);
       }
     }
     if (call_->EndPart(part(), std::move(status))) call_->reply_->Drop();
@@ -101,12 +107,6 @@ class CompletionCall::Choice : public EventSink {
 
  private:
   friend class CompletionCall;
-
-  // Its output is whole with this. REQUIRES: unkept_ is set.
-  void SetKept(absl::StatusOr<StateInfo> kept) {
-    piece_.kept = std::move(kept);
-    piece_.finished = std::exchange(unkept_, std::nullopt);
-  }
 
   Part& part() { return call_->parts_[static_cast<size_t>(piece_.index)]; }
 
@@ -117,8 +117,11 @@ class CompletionCall::Choice : public EventSink {
   bool is_sample_ = false;  // of a prompt that another choice counts
 
   ChoicePiece piece_;  // output not sent yet
-  // How it finished, while its state is not taken yet.
+  // How it finished, while its sequence waits for its state to be taken; and
+  // that state, or why there is none.
   std::optional<v1::Finished> unkept_;
+  std::optional<absl::StatusOr<StateInfo>> kept_;
+  bool shown_kept_ = false;   // its name is on the way to the client
   bool takes_state_ = false;  // the engine was asked for it
   int64_t piece_bytes_ = 0;   // size of its tokens
   std::unique_ptr<ChoiceWriter> writer_;
@@ -170,15 +173,29 @@ void CompletionCall::KeepState(Choice& choice) {
         {
           MutexLock lock(&self->mu_);
           wanted = choice.unkept_.has_value() && !self->over_;
-          if (wanted) choice.SetKept(kept);
+          if (wanted) choice.kept_ = kept;
         }
         // No one would learn its name.
         if (!wanted && kept.ok()) {
           (void)engine->states().Release(self->flow().id, kept->id);
         }
         engine->Close(id);
-        self->Pump();
       });
+}
+
+void CompletionCall::ReleaseUnshown() {
+  std::vector<std::string> ids;
+  {
+    MutexLock lock(&mu_);
+    for (const auto& choice : choices_) {
+      if (choice->shown_kept_ || !choice->kept_ || !choice->kept_->ok())
+        continue;
+      ids.push_back((*choice->kept_)->id);
+    }
+  }
+  for (const std::string& id : ids) {
+    (void)environment_.engine->states().Release(flow().id, id);
+  }
 }
 
 void CompletionCall::Begin(const HttpRequest& request) {
@@ -374,6 +391,15 @@ std::optional<ApiError> CompletionCall::SubmitInputs() {
   std::vector<GenerateInput> inputs = std::exchange(inputs_, {});
   const size_t count = inputs.size();
   std::vector<Engine::Submission> submissions;
+  if (request_.keep_state) {
+    // The engine does not know that no other command follows.
+    for (size_t i = 0; i < count; ++i) {
+      const absl::Status status = ValidateMinTokens(
+          inputs[i].options, inputs[i].command.generate,
+          format_->Names(i / request_.samples, request_.prompts.size()));
+      if (!status.ok()) return ErrorOf(status);
+    }
+  }
   for (size_t i = 0; i < count; ++i) {
     submissions.push_back(MakeSubmission(
         std::move(inputs[i]),
@@ -421,7 +447,11 @@ void CompletionCall::OnWritten() {
 
 void CompletionCall::OnProgress() { GiveReaderTime(); }
 
-void CompletionCall::OnDone(const absl::Status& status) { Leave(status); }
+void CompletionCall::OnDone(const absl::Status& status) {
+  Leave(status);
+  // No one would learn their names.
+  ReleaseUnshown();
+}
 
 std::optional<ApiError> CompletionCall::FirstError() {
   for (const Part& part : parts_) {
@@ -463,6 +493,7 @@ nlohmann::json CompletionCall::AnswerJson(bool event) const {
 std::string CompletionCall::EventsOfAll() {
   std::string events;
   for (const auto& choice : choices_) {
+    choice->shown_kept_ |= choice->piece_.kept.has_value();
     for (nlohmann::json& part : choice->writer_->TakeEvents(&choice->piece_)) {
       nlohmann::json json = AnswerJson(/*event=*/true);
       json["choices"] = nlohmann::json::array({std::move(part)});
@@ -493,6 +524,7 @@ HttpResponse CompletionCall::WholeAnswer() {
   nlohmann::json json = AnswerJson(/*event=*/false);
   json["choices"] = nlohmann::json::array();
   for (const auto& choice : choices_) {
+    choice->shown_kept_ |= choice->piece_.kept.has_value();
     json["choices"].push_back(choice->writer_->Whole(choice->piece_));
   }
   json["usage"] = TotalUsage();

@@ -66,6 +66,8 @@ class CompletionCall : public RequestCall, public HttpListener {
   }
   // Takes the state of a choice whose output is whole, and ends its sequence.
   void KeepState(Choice& choice);
+  // Releases the states that were kept and not shown.
+  void ReleaseUnshown();
   absl::StatusOr<StateInfo> AddState(SequenceStatePtr state);
   void Pump();
   std::optional<ApiError> FirstError() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

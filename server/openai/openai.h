@@ -70,10 +70,6 @@ inline constexpr int kMaxPrompts = 64;
 inline constexpr size_t kMaxRequestIdBytes = 128;
 // The API's default for max_tokens.
 inline constexpr int kCompletionMaxTokens = 16;
-// Limit on an unstreamed answer, in tokens. Until it is sent, each logprob of a
-// token takes some 200 bytes, a token itself far less.
-inline constexpr int64_t kMaxWholeTokens = int64_t{2} << 20;
-inline constexpr int64_t kLogprobTokens = 8;
 
 // Reads the body of a request. An error names the field, its value and what is
 // expected. Reading a prompt stops after `limits.max_model_len` token ids.

@@ -99,8 +99,10 @@ double Seconds(const std::string& key, const json& value, FieldReader& reader) {
 
 std::optional<ApiError> ReadFork(const std::string& body, int64_t vocab_size,
                                  v1::ForkRequest* request) {
-  json object;
-  if (auto error = ParseObject(body, &object)) return error;
+  json object = json::object();
+  if (!body.empty()) {
+    if (auto error = ParseObject(body, &object)) return error;
+  }
   constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
   FieldReader reader(vocab_size);
   request->set_count(1);
@@ -112,7 +114,11 @@ std::optional<ApiError> ReadFork(const std::string& body, int64_t vocab_size,
     } else if (key == "at") {
       request->set_at(static_cast<uint64_t>(reader.Int(key, value, 1, kMax)));
     } else if (key == "seed") {
-      request->set_seed(static_cast<uint64_t>(reader.Int(key, value, 0, kMax)));
+      if (value.is_number_unsigned()) {
+        request->set_seed(value.get<uint64_t>());
+      } else {
+        reader.Unexpected(key, value, "an integer from 0 to 2^64 - 1");
+      }
     } else if (key == "ttl_seconds") {
       request->mutable_options()->set_ttl_seconds(Seconds(key, value, reader));
     } else {

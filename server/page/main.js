@@ -71,7 +71,8 @@ async function send(run, path, body, take) {
   }
   run.finish(end);
   if (end.state) {
-    run.kept(end.state.id, end.state.tokens, end.usage.completion_tokens);
+    run.kept(end.state.id, end.state.tokens,
+        end.usage?.completion_tokens ?? run.view.tokens.length);
   } else {
     run.lost(end.stateError ? `Its state was not kept: ${end.stateError}` :
              body.keep_state ? 'It did not end, so that it has no state to branch from.' :
@@ -95,6 +96,7 @@ async function chat(text) {
   const run = addRun({title, before: `${text}\n\n`});
   const system = at('system').value.trim();
   const asked = [...messages, {role: 'user', content: text}];
+  const conversation = messages;
   let answer = '';
   const whole = await send(run, '/v1/chat/completions', {
     ...options(),
@@ -107,7 +109,10 @@ async function chat(text) {
     answer += delta.content || '';
     run.add(chatTokens(choice), thought || delta.content || '', thought !== '');
   });
-  if (whole) messages = [...asked, {role: 'assistant', content: answer}];
+  // Not if a new chat has begun meanwhile.
+  if (whole && messages === conversation) messages = [...asked, {role: 'assistant', content: answer}];
+  // What was refused can be sent again.
+  if (!whole && run.view.tokens.length === 0 && at('input').value === '') at('input').value = text;
   at('clear').hidden = messages.length === 0;
 }
 

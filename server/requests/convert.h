@@ -74,6 +74,12 @@ FieldNames DecodeFieldNames();
 // A seed for a request that names none.
 uint64_t RandomSeed();
 
+// Limit on an answer in one piece, in tokens, where a log-probability counts as
+// several: until it is sent, that of a token takes some 200 bytes, a token
+// itself far less.
+inline constexpr int64_t kMaxWholeTokens = int64_t{2} << 20;
+inline constexpr int64_t kLogprobTokens = 8;
+
 // For the first command of a Decode call, which carries the options; without
 // the seed.
 absl::StatusOr<SequenceOptions> OptionsFromProto(

@@ -31,7 +31,7 @@ absl::Status IsSet(absl::string_view field, absl::string_view why) {
 
 // Ids beyond int32 are outside any vocabulary. The engine checks the others;
 // its type cannot hold these.
-absl::StatusOr<std::vector<int32_t>> Ids(
+absl::StatusOr<std::vector<int32_t>> IdsOf(
     absl::string_view field,
     const google::protobuf::RepeatedField<uint32_t>& ids,
     const RequestContext& context) {
@@ -168,7 +168,7 @@ absl::StatusOr<RequestInput> FromVllm(const vg::GenerateRequest& request,
   StoppingParams& stopping = input.options.stopping;
   RECURVE_ASSIGN_OR_RETURN(
       stopping.stop_token_ids,
-      Ids("sampling_params.stop_token_ids", in.stop_token_ids(), context));
+      IdsOf("sampling_params.stop_token_ids", in.stop_token_ids(), context));
   stopping.stop_strings.assign(in.stop().begin(), in.stop().end());
   stopping.ignore_eos = in.ignore_eos();
   stopping.min_tokens = in.min_tokens();
@@ -187,9 +187,9 @@ absl::StatusOr<RequestInput> FromVllm(const vg::GenerateRequest& request,
   }
   switch (request.input_case()) {
     case vg::GenerateRequest::kTokenized: {
-      RECURVE_ASSIGN_OR_RETURN(
-          input.prompt,
-          Ids("tokenized.input_ids", request.tokenized().input_ids(), context));
+      RECURVE_ASSIGN_OR_RETURN(input.prompt,
+                               IdsOf("tokenized.input_ids",
+                                     request.tokenized().input_ids(), context));
       break;
     }
     case vg::GenerateRequest::kText:

@@ -19,10 +19,8 @@ absl::StatusOr<RequestInput> FromVllm(
     const RequestContext& context);
 
 // Bounds an answer in one piece, which is held until it is whole, as over HTTP:
-// at most this many tokens in all continuations, where a log-probability counts
-// as kLogprobTokens.
-inline constexpr int64_t kMaxWholeTokens = int64_t{2} << 20;
-inline constexpr int64_t kLogprobTokens = 8;
+// at most kMaxWholeTokens in all continuations, where a log-probability counts
+// as kLogprobTokens (convert.h).
 // InvalidArgument if `input`, for `samples` continuations, asks for more;
 // without a number of its own it gets no more: `context` is to have the default
 // then.

@@ -120,6 +120,35 @@ TEST_F(TemplateRendererTest, ContinuesTheLastMessage) {
   const auto rendered = (*renderer)->Render(request);
   ASSERT_TRUE(rendered.ok()) << rendered.status();
   EXPECT_EQ(rendered->text, "<|user|>a</s>\n<|assistant|>The answer is ");
+  // Also texts that the template has, and none.
+  for (const std::string content : {"", " ", "<", "s", "</s>", "a", "\n"}) {
+    const std::string other =
+        Body({Message("user", "a"), Message("assistant", content)});
+    request.body = other;
+    const auto again = (*renderer)->Render(request);
+    ASSERT_TRUE(again.ok()) << again.status();
+    EXPECT_EQ(again->text, "<|user|>a</s>\n<|assistant|>" + content);
+  }
+  request.body =
+      R"({"messages":[{"role":"assistant","tool_calls":[{"function":)"
+      R"({"name":"f"}}]}]})";
+  EXPECT_THAT(std::string((*renderer)->Render(request).status().message()),
+              HasSubstr("continue_final_message: the last message has tool"));
+  // A template that strips contents has no space at the end.
+  auto strips = Start("{{ messages[0].content | trim }}</s>");
+  ASSERT_TRUE(strips.ok());
+  const std::string spaces = Body({Message("assistant", " so ")});
+  request.body = spaces;
+  const auto stripped = (*strips)->Render(request);
+  ASSERT_TRUE(stripped.ok()) << stripped.status();
+  EXPECT_EQ(stripped->text, "so");
+}
+
+TEST_F(TemplateRendererTest, AByteOrderMarkIsNoMatter) {
+  auto renderer = Start("{{ messages[0].content }}");
+  ASSERT_TRUE(renderer.ok()) << renderer.status();
+  EXPECT_EQ(Text(**renderer, "\xef\xbb\xbf" + Body({Message("user", "é")})),
+            "é");
 }
 
 TEST_F(TemplateRendererTest, ObjectsKeepTheOrderOfTheRequest) {
