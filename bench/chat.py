@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Chat beside completions of the same tokens, on one server: what the template costs.
+"""Chat next to completions of the same tokens, on one server: what the template costs.
 
     bench/chat.py build/cpu/bin/recurve-server MODEL [--streams 64] [--python PYTHON]
 

@@ -250,7 +250,7 @@ class Renderer:
 def failure(error):
     if isinstance(error, Problem):
         return str(error)
-    if isinstance(error, OSError):  # says what there is on this machine
+    if isinstance(error, OSError):  # its text has names of files
         return "the chat template does what it may not"
     if isinstance(error, MemoryError):
         return "the chat template needs more memory than it may have"
