@@ -173,33 +173,26 @@ def common_prefix(a, b):
     return low
 
 
-# Behind the content of the last message, where the text is cut. The space shows whether the
-# template strips contents.
-CONTINUE = "<<recurve continues here>> "
+# Marks a place in the text. The space shows whether the template strips contents.
+MARK = "<<recurve continues here>> "
 
 
-def marked(message):
-    """`message`, with CONTINUE behind its content."""
-    message = dict(message)
-    content = message["content"]
-    if message.get("tool_calls"):
-        raise Problem("continue_final_message: the last message has tool calls; expected text")
+def marked(message, part=-1):
+    """`message` with MARK behind its content, or behind one part of it."""
+    content = message.get("content") or ""
     if isinstance(content, list):
-        if not content:
-            raise Problem("continue_final_message: the last message has no text")
-        content = [*content[:-1], {**content[-1], "text": content[-1]["text"] + CONTINUE}]
-    else:
-        content += CONTINUE
-    message["content"] = content
-    return message
+        parts = [dict(one) for one in content]
+        parts[part]["text"] += MARK
+        return {**message, "content": parts}
+    return {**message, "content": content + MARK}
 
 
-def cut(text):
-    place = text.rfind(CONTINUE.strip())
+def before_mark(text):
+    """What stands before MARK, without what the template strips there; or None."""
+    place = text.rfind(MARK.strip())
     if place < 0:
-        raise Problem("continue_final_message: the chat template does not show the content of "
-                      "the last message")
-    return text[:place] if text.startswith(CONTINUE, place) else text[:place].rstrip()
+        return None
+    return text[:place] if text.startswith(MARK, place) else text[:place].rstrip()
 
 
 class Renderer:
@@ -219,32 +212,49 @@ class Renderer:
         template = self.templates["default"]
         if tools:
             template = self.templates.get("tool_use", template)
-        messages = [template.message(message) for message in body["messages"]]
+        messages = body["messages"]
         variables = {**self.tokens, "tools": tools or None, "documents": None,
                      **control["variables"], **(body.get("chat_template_kwargs") or {})}
 
         def render(some, prompt):
             return template.render(
-                {**variables, "messages": some, "add_generation_prompt": prompt}, self.max_bytes)
+                {**variables, "messages": [template.message(message) for message in some],
+                 "add_generation_prompt": prompt}, self.max_bytes)
 
         if control["continue"]:
-            text = cut(render([*messages[:-1], marked(messages[-1])], False))
+            text = self.continued(messages, render)
         else:
             text = render(messages, control["generation_prompt"])
         answer = {"text": text, "history": -1, "breaks": []}
         if control["generation_prompt"]:
-            answer["history"] = self.bytes_before(text, render(messages, False))
+            answer["history"] = self.bytes_before(text, lambda: render(messages, False))
         for index, part in control["breaks"]:
-            last = dict(body["messages"][index])
-            if part >= 0:
-                last["content"] = last["content"][:part + 1]
-            some = render(messages[:index] + [template.message(last)], False)
-            answer["breaks"].append(self.bytes_before(text, some))
+            some = [*messages[:index], marked(messages[index], part), *messages[index + 1:]]
+            answer["breaks"].append(
+                self.bytes_before(text, lambda some=some: before_mark(render(some, False))))
         return answer
 
     @staticmethod
+    def continued(messages, render):
+        last = messages[-1]
+        if last.get("tool_calls") or last.get("content") == []:
+            raise Problem("continue_final_message: the last message has tool calls or no text")
+        text = before_mark(render([*messages[:-1], marked(last)], False))
+        if text is None:
+            raise Problem("continue_final_message: the chat template does not show the content "
+                          "of the last message")
+        return text
+
+    @staticmethod
     def bytes_before(text, other):
-        return len(text[:common_prefix(text, other)].encode("utf-8", "replace"))
+        """How many bytes `text` and what `other` renders begin with; -1 if that cannot be."""
+        try:
+            shown = other()
+        except (Problem, jinja2.TemplateError):  # it may refuse what it has not refused before
+            return -1
+        if shown is None:
+            return -1
+        return len(text[:common_prefix(text, shown)].encode("utf-8", "replace"))
 
 
 def failure(error):

@@ -102,10 +102,28 @@ TEST_F(TemplateRendererTest, RendersMessagesAndSaysWhereTheyEnd) {
   EXPECT_EQ(rendered->text, system + turns + last + "<|assistant|>");
   EXPECT_EQ(rendered->history,
             static_cast<int64_t>((system + turns + last).size()));
-  EXPECT_EQ(
-      rendered->breaks,
-      (std::vector<int64_t>{static_cast<int64_t>(system.size()),
-                            static_cast<int64_t>((system + turns).size())}));
+  // Behind the contents.
+  const int64_t end = sizeof("</s>\n") - 1;
+  EXPECT_EQ(rendered->breaks,
+            (std::vector<int64_t>{
+                static_cast<int64_t>(system.size()) - end,
+                static_cast<int64_t>((system + turns).size()) - end}));
+}
+
+TEST_F(TemplateRendererTest, PlacesThatATemplateRefusesAreNotKnown) {
+  auto renderer = Start(
+      "{% if not add_generation_prompt %}{{ raise_exception('no') }}{% endif %}"
+      "{{ messages[0].content }}");
+  ASSERT_TRUE(renderer.ok()) << renderer.status();
+  const std::string body = Body({Message("user", "a")});
+  TemplateRenderer::Request request;
+  request.body = body;
+  request.breaks = {{0, -1}};
+  const auto rendered = (*renderer)->Render(request);
+  ASSERT_TRUE(rendered.ok()) << rendered.status();
+  EXPECT_EQ(rendered->text, "a");
+  EXPECT_EQ(rendered->history, -1);
+  EXPECT_EQ(rendered->breaks, std::vector<int64_t>{-1});
 }
 
 TEST_F(TemplateRendererTest, ContinuesTheLastMessage) {
