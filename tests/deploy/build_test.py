@@ -14,7 +14,7 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CMAKE = sys.argv.pop(1)
-REQUIREMENTS = ("requirements.txt", "requirements-torch.txt")
+REQUIREMENTS = ("requirements.txt", "requirements-torch.txt", "requirements-tools.txt")
 
 PROJECT = f"""cmake_minimum_required(VERSION 3.22)
 project(pretends LANGUAGES NONE)
@@ -29,7 +29,8 @@ echo "Cuda compilation tools, release {version}, V{version}.0"
 # Its venv has a pip that installs nothing. Files in the folder say what goes wrong.
 PYTHON = """#!/bin/sh
 case "$*" in
-  "-m venv "*) [ ! -e no-venv ] && mkdir -p "$3/bin" && cp fake-pip "$3/bin/pip" ;;
+  "-m venv "*) [ ! -e no-venv ] && mkdir -p "$3/bin" && cp fake-pip "$3/bin/pip" &&
+               echo "#!/bin/sh" >"$3/bin/python" && chmod +x "$3/bin/python" ;;
   *"sys.exit(sys.version_info < (3, 11))"*) [ ! -e old-python ] ;;
   *"print(sys.version, sys.base_prefix)"*) [ ! -e other-python ] || echo other ;;
   *) exit 1 ;;
@@ -165,6 +166,7 @@ class PythonPackagesTest(DevTestCase):
     def setUp(self):
         super().setUp()
         self.venv = str(self.folder / "build/venv/bin/python")
+        self.tools = str(self.folder / "build/venv-tools/bin/python")
 
     def log(self, name):
         """The lines since the last call."""
@@ -180,7 +182,9 @@ class PythonPackagesTest(DevTestCase):
         self.assertEqual(list(lines), re.findall(r"^No .* for the tests: .*$", output, re.M))
         for line in self.log("cmake.log"):
             if line.startswith("--preset"):
-                self.assertEqual([f"-DRECURVE_PYTHON={python}"] if python else [],
+                tools = self.tools if python == self.venv else python
+                self.assertEqual([f"-DRECURVE_PYTHON={python}",
+                                  f"-DRECURVE_TOOLS_PYTHON={tools}"] if python else [],
                                  line.split()[2:])
         calls = self.log("pip.log")
         self.assertEqual(len(pip), len(calls), calls)
@@ -192,17 +196,22 @@ class PythonPackagesTest(DevTestCase):
 
     PACKAGES = ("--force-reinstall --timeout 8 --retries 1 pip==", "-r tests/requirements.txt")
     TORCH = ("download", "--no-index")
+    TOOLS = ("-r tests/requirements-tools.txt",)
     NO_PACKAGES = "No Python packages for the tests: {}; what needs that is skipped"
     NO_REGISTRY = NO_PACKAGES.format("pip cannot reach a registry (build/venv.log)")
     NO_TORCH = "No torch for the tests: {}; what needs that is skipped"
 
     def test_are_installed_once(self):
-        self.check(python=self.venv, pip=self.PACKAGES + self.TORCH, presets=("cpu", "fuzz"))
+        self.check(python=self.venv, pip=self.PACKAGES + self.TORCH + self.TOOLS,
+                   presets=("cpu", "fuzz"))
         self.check(python=self.venv, pip=())
         self.assertFalse((self.folder / "build/torch-wheels").exists())
 
     def test_are_installed_again_after_a_change(self):
-        self.check(python=self.venv, pip=self.PACKAGES + self.TORCH)
+        self.check(python=self.venv, pip=self.PACKAGES + self.TORCH + self.TOOLS)
+        with open(self.folder / "tests/requirements-tools.txt", "a") as file:
+            file.write("more==1  # another\n")
+        self.check(python=self.venv, pip=self.TOOLS)
         with open(self.folder / "tests/requirements-torch.txt", "a") as file:
             file.write("more==1  # another\n")
         self.check(python=self.venv, pip=self.TORCH)
@@ -210,7 +219,7 @@ class PythonPackagesTest(DevTestCase):
             file.write("more==1  # another\n")
         self.check(python=self.venv, pip=self.PACKAGES + self.TORCH)
         self.tell("other-python")
-        self.check(python=self.venv, pip=self.PACKAGES + self.TORCH)
+        self.check(python=self.venv, pip=self.PACKAGES + self.TORCH + self.TOOLS)
         self.check(python=self.venv, pip=())
 
     def test_an_interrupted_run_is_no_installation(self):
@@ -218,14 +227,14 @@ class PythonPackagesTest(DevTestCase):
         self.assertNotEqual(0, self.run_program("bash", "dev", "test", "cpu").returncode)
         self.log("pip.log"), self.log("cmake.log")
         (self.folder / "pip-fails").unlink()
-        self.check(python=self.venv, pip=self.PACKAGES + self.TORCH)
+        self.check(python=self.venv, pip=self.PACKAGES + self.TORCH + self.TOOLS)
 
     def test_without_a_registry(self):
         self.tell("pip-fails", " pip==")
         self.check(python=self.python, pip=self.PACKAGES[:1], lines=[self.NO_REGISTRY])
         # The next time there may be one.
         (self.folder / "pip-fails").unlink()
-        self.check(python=self.venv, pip=self.PACKAGES + self.TORCH)
+        self.check(python=self.venv, pip=self.PACKAGES + self.TORCH + self.TOOLS)
 
     def test_without_an_answer_of_the_registry(self):
         self.tell("expired", "20")
@@ -244,7 +253,8 @@ class PythonPackagesTest(DevTestCase):
     def test_a_package_that_the_registry_lacks_is_an_error(self):
         for broken, name in (("-r tests/requirements.txt", "requirements.txt"),
                              ("download", "requirements-torch.txt"),
-                             ("--no-index", "requirements-torch.txt")):
+                             ("--no-index", "requirements-torch.txt"),
+                             ("-r tests/requirements-tools.txt", "requirements-tools.txt")):
             with self.subTest(broken):
                 self.tell("pip-fails", broken.replace("-", "[-]"))
                 result = self.run_program("bash", "dev", "test", "cpu")
@@ -265,7 +275,7 @@ class PythonPackagesTest(DevTestCase):
     def test_torch_that_takes_too_long_is_tried_again(self):
         self.tell("expired", "300")
         line = self.NO_TORCH.format("the download takes more than 300 s")
-        self.check(python=self.venv, pip=self.PACKAGES, lines=[line])
+        self.check(python=self.venv, pip=self.PACKAGES + self.TOOLS, lines=[line])
         self.check(python=self.venv, pip=(), lines=[line])
         # Nor is it an error if the registry is gone by then.
         (self.folder / "expired").unlink()
