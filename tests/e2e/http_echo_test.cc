@@ -226,7 +226,7 @@ TEST(HttpEchoTest, AReaderThatIsBehindHoldsAPromptUp) {
        at = text.find("token_logprobs", at + 1)) {
     ++tokens;
   }
-  EXPECT_GT(tokens, 10u);
+  EXPECT_GT(tokens, 3u);  // one for each chunk of the prompt, of 512 tokens
   server.ExpectIdle();
 }
 

@@ -184,7 +184,9 @@ TEST(HttpProtocolTest, ChunksThatCanBeReadInTwoWaysAreRefused) {
 }
 
 TEST(HttpProtocolTest, ATargetMayNameTheServer) {
-  TestServer server;
+  ServerOptions options = DemoOptions();
+  options.ui = "off";  // there is nothing at /
+  TestServer server(options);
   const auto get = [&](const std::string& target) {
     return Fetch(server.server().http_port(), HttpRequestText("GET", target));
   };

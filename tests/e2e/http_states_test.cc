@@ -254,7 +254,7 @@ TEST(HttpStatesTest, WhatCannotBeIsSaid) {
            {path + "/fork", R"({"name":"x"})", 400, "'name' is no option"},
            {path + "/fork", R"({"ttl_seconds":0})", 400, "ttl_seconds is 0"},
            {path + "/fork", R"([])", 400, ""},
-           {path + "/fork", "", 400, ""},
+           {path + "/pin", "", 400, ""},
            {path + "/pin", R"({"name":"a b"})", 400, "byte 32"},
            {path + "/pin", R"({"pinned":1})", 400, "pinned is 1"},
            {path + "/pin", R"({"pinned":true,"ttl_seconds":3})", 400,

@@ -190,7 +190,7 @@ TEST(HttpStreamTest, ContinuousUsageIsInEveryEvent) {
     body["stream_options"]["include_usage"] = last;
     const std::vector<std::string> events =
         SseEvents(Complete(server, body).body);
-    ASSERT_GE(events.size(), 3);
+    ASSERT_GE(events.size(), last ? 3 : 2);  // one may have all tokens
     int before = 0;
     std::string text;
     for (size_t i = 0; i + 1 < events.size(); ++i) {

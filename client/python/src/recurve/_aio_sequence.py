@@ -177,7 +177,7 @@ class AsyncSequence:
     ) -> list[AsyncSequence]:
         """`n` new sequences that continue this one, which goes on; see `Sequence.fork`."""
         # The state gets its id below.
-        request = fork_request("-", n, params.get("seed"), ttl)
+        request = fork_request("-", n, None, params.get("seed"), ttl)
         inherited: SequenceParams = {**self._params, **params}
         inherited.pop("seed", None)
         if "snapshot_at" not in params:

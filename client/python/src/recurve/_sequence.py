@@ -235,7 +235,7 @@ class Sequence:
         children: they do not end with this sequence.
         """
         # The state gets its id below.
-        request = fork_request("-", n, params.get("seed"), ttl)
+        request = fork_request("-", n, None, params.get("seed"), ttl)
         inherited: SequenceParams = {**self._params, **params}
         inherited.pop("seed", None)
         if "snapshot_at" not in params:
