@@ -135,11 +135,9 @@ absl::Status TemplateProcess::ReceiveAll(
     const ssize_t count = recv(socket_, data + received, size - received, 0);
     if (count > 0) {
       received += static_cast<size_t>(count);
-    } else if (count == 0) {
-      return absl::AbortedError("the process has ended");
-    } else if (errno == EAGAIN) {
+    } else if (count < 0 && errno == EAGAIN) {
       RECURVE_RETURN_IF_ERROR(Wait(POLLIN, deadline));
-    } else if (errno != EINTR) {
+    } else if (count == 0 || errno != EINTR) {
       return absl::AbortedError("the process has ended");
     }
   }
