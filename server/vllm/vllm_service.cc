@@ -251,10 +251,10 @@ void VllmService::AddMethods(RpcMethods* methods) {
     return GetTokenizer(head, std::move(stream));
   };
   for (const Missing& missing : kMissing) {
-    m[name(missing.method)] =
-        [why = missing.why](
-            const RpcHead&,
-            std::shared_ptr<RpcStream> stream) -> std::shared_ptr<RpcListener> {
+    m[name(missing.method)] = [why = missing.why](
+                                  const RpcHead&,
+                                  const std::shared_ptr<RpcStream>& stream)
+        -> std::shared_ptr<RpcListener> {
       stream->Finish(absl::UnimplementedError(why), {});
       return nullptr;
     };
