@@ -182,10 +182,10 @@ void AddFlags(CLI::App& app, ServerOptions& o, Seconds& s) {
   AddCount(app, "grpc-port", o.grpc_port, "0 to 65535",
            "gRPC port; 0 picks a free one")
       ->check(CLI::Range(0, 65535));
-  AddCount(
-      app, "http-port", o.http_port, "-1 to 65535",
-      "Port of the completions API and of /metrics; 0 picks a free one, -1 "
-      "turns it off")
+  AddCount(app, "http-port", o.http_port, "-1 to 65535",
+           "Port of the chat and completions APIs and of /metrics; 0 picks a "
+           "free one, -1 "
+           "turns it off")
       ->check(CLI::Range(-1, 65535));
   AddCount(app, "metrics-port", o.metrics_port, "-1 to 65535",
            "Port of its own for /metrics, plaintext; 0 picks a free one, -1: "
