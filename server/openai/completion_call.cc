@@ -73,7 +73,7 @@ void CompletionCall::KeepState(Choice& choice) {
         bool wanted;
         {
           MutexLock lock(&self->mu_);
-          wanted = choice.unkept_.has_value() && !self->over_;
+          wanted = choice.unkept_.has_value() && !self->over_ && !self->gone_;
           if (wanted) choice.kept_ = kept;
         }
         // No one would learn its name.
@@ -313,8 +313,11 @@ std::optional<ApiError> CompletionCall::SubmitInputs() {
       std::move(submissions), [this](absl::Span<const Engine::Submission> all) {
         RECURVE_RETURN_IF_ERROR(CheckWholeSize(all));
         for (size_t i = 0; i < all.size(); ++i) {
-          std::vector<int32_t> before;
-          if (all[i].from != nullptr) before = all[i].from->tokens;
+          if (all[i].from == nullptr) {
+            choices_[i]->writer_->SetPrompt(all[i].command.append);
+            continue;
+          }
+          std::vector<int32_t> before = all[i].from->tokens;
           before.insert(before.end(), all[i].command.append.begin(),
                         all[i].command.append.end());
           choices_[i]->writer_->SetPrompt(before);
@@ -350,6 +353,10 @@ void CompletionCall::OnProgress() { GiveReaderTime(); }
 
 void CompletionCall::OnDone(const absl::Status& status) {
   Leave(status);
+  {
+    MutexLock lock(&mu_);
+    gone_ = true;
+  }
   // No one would learn their names.
   ReleaseUnshown();
 }

@@ -103,6 +103,7 @@ class CompletionCall : public RequestCall, public HttpListener {
   std::vector<std::pair<std::string, std::string>> headers_;  // for any answer
 
   bool streaming_ ABSL_GUARDED_BY(mu_) = false;  // the answer has begun
+  bool gone_ ABSL_GUARDED_BY(mu_) = false;       // OnDone was called
 };
 
 }  // namespace recurve
