@@ -19,7 +19,7 @@ from triton.runtime import autotuner
 from graph_timing import as_graph, median_us
 
 KEY_HEADS, VALUE_HEADS, DIM = 16, 32, 128
-STEPS = (1, 8, 32, 128, 256)
+STEPS = (1, 2, 4, 8, 32, 128, 256)
 PROMPTS = ((1, 2048), (1, 8192), (1, 32768), (8, 1024))
 WORKERS = max(1, min(12, (os.cpu_count() or 1) - 2))
 

@@ -209,7 +209,7 @@ Result BenchShortConv(int64_t tokens) {
 
 std::vector<Result> BenchGatedDelta(const BenchOptions& options) {
   std::vector<Result> results;
-  for (int64_t batch : {1, 8, 32, 128, 256}) {
+  for (int64_t batch : {1, 2, 4, 8, 32, 128, 256}) {
     for (bool fused : {false, true}) {
       if (options.Wants("step")) results.push_back(BenchStep(batch, fused));
     }

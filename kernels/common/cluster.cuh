@@ -81,6 +81,17 @@ __device__ __forceinline__ void StoreOne(uint32_t to, float x) {
   asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(to), "f"(x) : "memory");
 #endif
 }
+// A float to another block, counted on a barrier there.
+__device__ __forceinline__ void SendOne(uint32_t to, uint32_t barrier,
+                                        float x) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 "
+      "[%0], %1, [%2];" ::"r"(to),
+      "f"(x), "r"(barrier)
+      : "memory");
+#endif
+}
 // Two floats to another block, counted on a barrier there.
 __device__ __forceinline__ void SendTwo(uint32_t to, uint32_t barrier, float a,
                                         float b) {

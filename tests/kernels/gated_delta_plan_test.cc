@@ -45,6 +45,30 @@ TEST(GatedDeltaPlanTest, ColumnsOfTheStep) {
   EXPECT_EQ(DeltaStepColumns(1, 8, 128, 1, false, true), 64);
 }
 
+TEST(GatedDeltaPlanTest, StepsOfFewHeads) {
+  const auto columns = [](int64_t keys, int64_t values, int64_t sequences,
+                          int64_t dim = 128, int64_t conv = 4,
+                          bool norms = true, bool by_channel = false) {
+    return DeltaFewColumns(keys, values, dim, 128, sequences, conv, norms,
+                           by_channel);
+  };
+  EXPECT_EQ(columns(16, 32, 1), 32);
+  EXPECT_EQ(columns(16, 32, 4), 32);
+  EXPECT_EQ(columns(16, 32, 5), 0);
+  // Blocks that share a convolution are one cluster.
+  EXPECT_EQ(columns(16, 48, 1), 64);
+  EXPECT_EQ(columns(1, 4, 1), 64);
+  EXPECT_EQ(columns(1, 5, 1), 0);
+  EXPECT_EQ(columns(1, 5, 1, 128, 0, false), 32);
+  EXPECT_EQ(columns(16, 32, 1, 128, 0, false), 32);
+  // What it does not do.
+  EXPECT_EQ(columns(16, 32, 1, 96), 0);
+  EXPECT_EQ(columns(16, 32, 1, 128, 3), 0);
+  EXPECT_EQ(columns(16, 32, 1, 128, 4, false), 0);
+  EXPECT_EQ(columns(16, 32, 1, 128, 0, true), 0);
+  EXPECT_EQ(columns(16, 32, 1, 128, 4, true, true), 0);
+}
+
 TEST(GatedDeltaPlanTest, StepsThatStream) {
   const auto streams = [](int64_t keys, int64_t values, int64_t sequences) {
     return DeltaStepStreams(keys, values, 128, 128, sequences,

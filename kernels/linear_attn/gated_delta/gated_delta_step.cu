@@ -2,7 +2,8 @@
 // 64 or 128 columns of it, in shared memory. One pass gives Sᵀk and Sᵀq, from
 // which both d and o follow; one updates. Convolution, unit norms, gates and
 // the gated norm on the way: blocks of a cluster share last inputs and, if a
-// head has several, the sum of squares. Many heads: gated_delta_stream.cu.
+// head has several, the sum of squares. Few heads of usual sizes:
+// gated_delta_few.cu; many: gated_delta_stream.cu.
 // Shapes: q, k [T, Hk, D], v, z, out [T, Hv, E] of e bytes; states [slots, Hv,
 // D, E] float32, last inputs [slots, W − 1, C] of e bytes.
 // Floor: 8 · sequences · Hv · D · E bytes of states, read and written once, and
@@ -15,6 +16,7 @@
 #include "kernels/common/device_attribute.h"
 #include "kernels/common/device_math.cuh"
 #include "kernels/common/hopper_kernel.h"
+#include "kernels/linear_attn/gated_delta/gated_delta_few.h"
 #include "kernels/linear_attn/gated_delta/gated_delta_step.cuh"
 #include "kernels/linear_attn/gated_delta/gated_delta_step_cuda.h"
 #include "kernels/linear_attn/gated_delta/gated_delta_stream.h"
@@ -409,6 +411,19 @@ bool Complete(const GatedDeltaStepParams& params) {
          has_gate && has_conv && has_norm;
 }
 
+// Whether pairs of q, k and last inputs are aligned, as LaunchGatedDeltaFew
+// requires.
+bool HasPairs(const GatedDeltaStepParams& params) {
+  const GatedDeltaParams& p = params.of;
+  const size_t pair = p.type == ElementType::kFloat32 ? 8 : 4;
+  const bool rows =
+      IsAligned(p.q, pair) && IsAligned(p.k, pair) && p.stride % 2 == 0;
+  return rows && (params.conv_weight == nullptr ||
+                  (IsAligned(params.conv_weight, 16) &&
+                   IsAligned(params.conv_states, pair) &&
+                   params.conv_slot_stride % 2 == 0));
+}
+
 }  // namespace
 
 cudaError_t LaunchGatedDeltaStep(const GatedDeltaStepParams& params, bool early,
@@ -434,6 +449,12 @@ cudaError_t LaunchGatedDeltaStep(const GatedDeltaStepParams& params, bool early,
   if (s.cluster > kDeltaStepMaxCluster) return cudaErrorInvalidValue;
   if (p.sequences == 0) return cudaSuccess;
   if (!Complete(params)) return cudaErrorInvalidValue;
+  const int few = DeltaFewColumns(
+      p.key_heads, p.value_heads, p.head_dim, p.value_dim, p.sequences,
+      convolves ? params.conv_width : 0, norms, p.gate.by_channel);
+  if (few != 0 && HasPairs(params)) {
+    return LaunchGatedDeltaFew(params, few, early, stream);
+  }
   int multiprocessors = 0;
   const cudaError_t error =
       DeviceAttribute(cudaDevAttrMultiProcessorCount, &multiprocessors);

@@ -116,12 +116,13 @@ struct alignas(16) Row {
   float decay, k, q, unused;
 };
 
-// By one warp.
+// By one warp, from the q and k of each row.
+template <typename RowOf>
 __device__ __forceinline__ Units FindUnits(const GatedDeltaParams& p, int dim,
-                                           const Row* rows) {
+                                           const RowOf* rows) {
   float qq = 0.0f, kk = 0.0f, qk = 0.0f;
   for (int i = threadIdx.x % 32; i < dim; i += 32) {
-    const Row row = rows[i];
+    const RowOf row = rows[i];
     qq = fmaf(row.q, row.q, qq);
     kk = fmaf(row.k, row.k, kk);
     qk = fmaf(row.q, row.k, qk);
@@ -158,6 +159,12 @@ __device__ __forceinline__ float4 UpdatedRow(float4 cell, const Row& of,
   return cell;
 }
 
+// d of a column, from its sum of Sᵀk.
+__device__ __forceinline__ float Error(const Units& units, float beta, float v,
+                                       float key) {
+  return beta * (v - units.k * key);
+}
+
 // A column from its sums by class: o, and k's share of the update in `*delta`.
 template <int kColumns>
 __device__ __forceinline__ float FinishColumn(
@@ -169,7 +176,7 @@ __device__ __forceinline__ float FinishColumn(
     key += partial[c][0][column];
     out += partial[c][1][column];
   }
-  const float d = beta * (v - units.k * key);
+  const float d = Error(units, beta, v, key);
   *delta = units.k * d;
   return fmaf(units.both, d, units.q * out);
 }

@@ -13,6 +13,10 @@ inline constexpr int kDeltaStepNarrowColumns = 64;  // of few heads
 inline constexpr int kDeltaStepFewHeads = 128;      // of all sequences together
 inline constexpr int kDeltaStepMaxCluster = 8;
 
+// The form of few heads, with states in registers.
+inline constexpr int kDeltaFewDim = 128;  // D and E
+inline constexpr int kDeltaFewConv = 4;   // the convolution's width
+
 // The form of many heads, in which a block a multiprocessor streams them.
 inline constexpr int kDeltaStreamMaxDim = 128;     // of D and E
 inline constexpr int kDeltaStreamBuffers = 3;      // heads in shared memory
@@ -61,6 +65,26 @@ constexpr int DeltaStepColumns(int64_t key_heads, int64_t value_heads,
                        kDeltaStepNarrowColumns) <= kDeltaStepMaxCluster;
   return few || value_dim <= kDeltaStepNarrowColumns ? kDeltaStepNarrowColumns
                                                      : kDeltaStepColumns;
+}
+
+// Columns of a block of the form of few heads, or 0 where other forms do the
+// step. That form has constant sizes, and a convolution of width `conv` (0:
+// none) and a norm both or neither. No bit depends on it.
+constexpr int DeltaFewColumns(int64_t key_heads, int64_t value_heads,
+                              int64_t head_dim, int64_t value_dim,
+                              int64_t sequences, int64_t conv, bool norms,
+                              bool by_channel) {
+  const bool takes = head_dim == kDeltaFewDim && value_dim == kDeltaFewDim &&
+                     conv == (norms ? kDeltaFewConv : 0) && !by_channel &&
+                     value_heads * sequences <= kDeltaStepFewHeads;
+  if (!takes) return 0;
+  for (int columns : {32, kDeltaStepNarrowColumns}) {
+    if (DeltaStepCluster(key_heads, value_heads, value_dim, conv != 0, norms,
+                         columns) <= kDeltaStepMaxCluster) {
+      return columns;
+    }
+  }
+  return 0;
 }
 
 // Whether blocks stream heads. The value heads of a key head and sequence are

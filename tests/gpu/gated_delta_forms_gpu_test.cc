@@ -1,9 +1,10 @@
-// The gated delta step of many heads against the form that each sequence takes
-// alone, bit for bit.
+// The forms of the gated delta step, for few, some and many heads, against each
+// other, bit for bit.
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -16,9 +17,10 @@
 namespace recurve {
 namespace {
 
-struct StreamConfig {
+struct FormConfig {
   int64_t keys = 2, values = 4, dim = 128, width = 128;
-  int64_t sequences = 0;  // 0: as few as the form takes
+  int64_t sequences = 0;  // 0: as few as are streamed
+  int64_t gap = 4;        // elements after a row; odd: its pairs are unaligned
   int64_t conv = 4;       // width; 0: none
   bool conv_bias = true;
   bool norm = true;
@@ -45,9 +47,9 @@ int LengthOf(int64_t b) {
 }
 bool InSink(int64_t b) { return b % 17 == 0 || (b >= 20 && b < 31); }
 
-class StreamedStep {
+class StepForms {
  public:
-  StreamedStep(const StreamConfig& config, int64_t sequences)
+  StepForms(const FormConfig& config, int64_t sequences)
       : c_(config),
         sequences_(sequences),
         channels_(2 * c_.keys * c_.dim + c_.values * c_.width),
@@ -59,18 +61,20 @@ class StreamedStep {
     z_ = channels_;
     a_ = z_ + c_.values * c_.width;
     b_ = a_ + decays;
-    stride_ = b_ + c_.values + 3;
+    const int64_t row = b_ + c_.values;
+    stride_ = row + c_.gap;
     starts_ = {0};
     for (int64_t b = 0; b < sequences; ++b) {
       starts_.push_back(starts_.back() + LengthOf(b));
       // In no order, each once.
       slots_.push_back(InSink(b) ? 0 : static_cast<int32_t>(sequences - b));
     }
-    rows_ = Repeated(1, starts_.back() * stride_);
+    const std::vector<float> values = Repeated(1, starts_.back() * row);
+    rows_.assign(starts_.back() * stride_, kNaN);
     for (int64_t b = 0; b < sequences; ++b) {
-      if (!InSink(b)) continue;
-      std::fill(rows_.begin() + starts_[b] * stride_,
-                rows_.begin() + starts_[b + 1] * stride_, kNaN);
+      for (int64_t r = starts_[b]; r < starts_[b + 1] && !InSink(b); ++r) {
+        std::copy_n(values.begin() + r * row, row, rows_.begin() + r * stride_);
+      }
     }
     states_ = Repeated(2, (sequences + 1) * (state_size_ + 4));
     std::fill_n(states_.begin(), state_size_, kNaN);
@@ -148,16 +152,16 @@ class StreamedStep {
   }
 
  private:
-  const StreamConfig c_;
+  const FormConfig c_;
   const int64_t sequences_, channels_, out_stride_, state_size_, last_size_;
   int64_t z_, a_, b_, stride_;
   std::vector<int32_t> starts_, slots_;
   std::vector<float> rows_, states_, last_;
 };
 
-class GatedDeltaStreamGpuTest : public GpuTest {
+class GatedDeltaFormsGpuTest : public GpuTest {
  protected:
-  static bool Streams(const StreamConfig& c, int64_t sequences) {
+  static bool Streams(const FormConfig& c, int64_t sequences) {
     return DeltaStepStreams(c.keys, c.values, c.dim, c.width, sequences,
                             c.conv > 0, Multiprocessors());
   }
@@ -167,7 +171,7 @@ class GatedDeltaStreamGpuTest : public GpuTest {
               cudaSuccess);
     return count;
   }
-  static void ExpectSameBits(const StreamConfig& c) {
+  static void ExpectSameBits(const FormConfig& c) {
     int64_t sequences = c.sequences;
     if (sequences == 0) {
       while (sequences < 10000 && !Streams(c, sequences)) ++sequences;
@@ -179,22 +183,82 @@ class GatedDeltaStreamGpuTest : public GpuTest {
                  << static_cast<int>(c.type));
     ASSERT_TRUE(Streams(c, sequences));
     ASSERT_FALSE(Streams(c, 1));
-    const StreamedStep step(c, sequences);
-    StreamedStep::Result together, alone;
+    const StepForms step(c, sequences);
+    StepForms::Result together, alone;
     ASSERT_NO_FATAL_FAILURE(step.Run(true, &together));
     ASSERT_NO_FATAL_FAILURE(step.Run(false, &alone));
-    EXPECT_TRUE(SameBits(together.out, alone.out)) << "outputs";
-    EXPECT_TRUE(SameBits(together.states, alone.states)) << "states";
-    EXPECT_TRUE(SameBits(together.last, alone.last)) << "last inputs";
+    ExpectSame(together, alone);
+  }
+
+  static int FewColumns(const FormConfig& c, int64_t sequences) {
+    return DeltaFewColumns(c.keys, c.values, c.dim, c.width, sequences, c.conv,
+                           c.norm, c.by_channel);
+  }
+  // The form of few heads, alone and together, against that of a block a head,
+  // wide and, where pairs are unaligned, narrow.
+  static void ExpectFew(FormConfig c, int columns) {
+    const int64_t few = kDeltaStepFewHeads / c.values;
+    SCOPED_TRACE(testing::Message()
+                 << c.keys << ", " << c.values << " heads, conv " << c.conv
+                 << ", type " << static_cast<int>(c.type) << ", decay "
+                 << static_cast<int>(c.decay));
+    ASSERT_EQ(FewColumns(c, 1), columns);
+    ASSERT_EQ(FewColumns(c, few), columns);
+    ASSERT_EQ(FewColumns(c, few + 1), 0);
+    ASSERT_FALSE(Streams(c, few + 1));
+    StepForms::Result alone, narrow, together, wide;
+    ASSERT_NO_FATAL_FAILURE(StepForms(c, few).Run(false, &alone));
+    ASSERT_NO_FATAL_FAILURE(StepForms(c, few).Run(true, &together));
+    ExpectSame(together, alone);
+    ASSERT_NO_FATAL_FAILURE(StepForms(c, few + 1).Run(false, &alone));
+    ASSERT_NO_FATAL_FAILURE(StepForms(c, few + 1).Run(true, &wide));
+    ExpectSame(wide, alone);
+    c.gap = 3;
+    ASSERT_NO_FATAL_FAILURE(StepForms(c, few + 1).Run(false, &narrow));
+    ExpectSame(narrow, alone);
+  }
+
+ private:
+  static void ExpectSame(const StepForms::Result& a,
+                         const StepForms::Result& b) {
+    EXPECT_TRUE(SameBits(a.out, b.out)) << "outputs";
+    EXPECT_TRUE(SameBits(a.states, b.states)) << "states";
+    EXPECT_TRUE(SameBits(a.last, b.last)) << "last inputs";
   }
 };
 
-TEST_F(GatedDeltaStreamGpuTest, InEveryShape) {
+TEST_F(GatedDeltaFormsGpuTest, FewHeads) {
+  for (ElementType type : {ElementType::kBFloat16, ElementType::kFloat32}) {
+    for (const auto& [keys, values, columns] :
+         {std::tuple(4, 4, 32), std::tuple(2, 4, 32), std::tuple(16, 32, 32),
+          std::tuple(1, 3, 64), std::tuple(2, 8, 64)}) {
+      FormConfig c;
+      c.type = type;
+      c.out_type = type;
+      c.keys = keys;
+      c.values = values;
+      ExpectFew(c, columns);
+      c.conv = 0;
+      c.norm = false;
+      ExpectFew(c, 32);
+    }
+  }
+  for (DeltaDecay decay : {DeltaDecay::kLog, DeltaDecay::kSigmoid}) {
+    FormConfig c;
+    c.decay = decay;
+    c.conv_bias = false;
+    c.early = false;
+    c.activation = Activation::kSigmoid;
+    ExpectFew(c, 32);
+  }
+}
+
+TEST_F(GatedDeltaFormsGpuTest, StreamsInEveryShape) {
   for (ElementType type : {ElementType::kBFloat16, ElementType::kFloat32}) {
     for (const auto& [keys, values] :
          {std::pair(4, 4), std::pair(2, 4), std::pair(1, 4), std::pair(3, 9),
           std::pair(1, 8)}) {
-      StreamConfig c;
+      FormConfig c;
       c.type = type;
       c.keys = keys;
       c.values = values;
@@ -203,7 +267,7 @@ TEST_F(GatedDeltaStreamGpuTest, InEveryShape) {
     for (const auto& [dim, width] :
          {std::pair(128, 64 + 4), std::pair(96, 128), std::pair(128, 96),
           std::pair(64, 128), std::pair(101, 100), std::pair(127, 124)}) {
-      StreamConfig c;
+      FormConfig c;
       c.type = type;
       c.dim = dim;
       c.width = width;
@@ -212,10 +276,10 @@ TEST_F(GatedDeltaStreamGpuTest, InEveryShape) {
   }
 }
 
-TEST_F(GatedDeltaStreamGpuTest, WithEveryOption) {
+TEST_F(GatedDeltaFormsGpuTest, StreamsWithEveryOption) {
   for (int64_t conv : {0, 2, 3, 4}) {
     for (bool norm : {false, true}) {
-      StreamConfig c;
+      FormConfig c;
       c.conv = conv;
       c.norm = norm;
       c.conv_bias = norm;
@@ -228,7 +292,7 @@ TEST_F(GatedDeltaStreamGpuTest, WithEveryOption) {
   for (DeltaDecay decay :
        {DeltaDecay::kLog, DeltaDecay::kSoftplus, DeltaDecay::kSigmoid}) {
     for (bool by_channel : {false, true}) {
-      StreamConfig c;
+      FormConfig c;
       c.decay = decay;
       c.by_channel = by_channel;
       c.dim = 120;
@@ -238,10 +302,10 @@ TEST_F(GatedDeltaStreamGpuTest, WithEveryOption) {
 }
 
 // Groups of value heads at and next to multiples of the blocks.
-TEST_F(GatedDeltaStreamGpuTest, AtEveryShareOfABlock) {
+TEST_F(GatedDeltaFormsGpuTest, StreamsAtEveryShareOfABlock) {
   const int64_t blocks = Multiprocessors();
   for (int64_t groups : {blocks - 1, blocks, 2 * blocks - 1, 2 * blocks}) {
-    StreamConfig c;
+    FormConfig c;
     c.keys = 1;
     c.values = 3;
     c.dim = 64;
@@ -250,7 +314,7 @@ TEST_F(GatedDeltaStreamGpuTest, AtEveryShareOfABlock) {
     ExpectSameBits(c);
   }
   for (int64_t groups : {3 * blocks, 3 * blocks + 1, 4 * blocks - 1}) {
-    StreamConfig c;
+    FormConfig c;
     c.keys = c.values = 1;
     c.dim = 64;
     c.sequences = groups;
