@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Lays out the files of the image: the Dockerfile calls this with the folder of the
-# programs and a new folder.
+# programs, a new folder, and yes or no: whether chat templates are rendered there.
 #
 #   system    shared libraries at the paths where the loader found them here,
 #             certificates, passwd and group, licences, and a list of all packages:
 #             /usr/share/sbom/recurve.spdx.json
+#   python    Python, as much of it as renders chat templates
 #   model     /models/demo
 #   programs  /usr/local/bin
 #
@@ -13,13 +14,14 @@ set -euo pipefail
 
 programs=$1
 image=$2
+chat=$3
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-0}
 export LC_ALL=C
 
 umask 022
 [ ! -e "$image" ] || { echo "pack: $image exists" >&2; exit 1; }
-mkdir -p "$image"/{system,model,programs}
+mkdir -p "$image"/{system,python,model,programs}
 system=$image/system
 
 # As on a Debian system, where /lib is a link.
@@ -28,24 +30,57 @@ chmod 1777 "$system/tmp"
 ln -s usr/lib "$system/lib"
 ln -s usr/lib64 "$system/lib64"
 
-mkdir -p "$image/programs/usr/local/bin"
-files=()  # where libraries were found, links resolved
-for program in recurve-server recurve-client recurve-model; do
-  strip -o "$image/programs/usr/local/bin/$program" "$programs/$program"
-  if ldd "$programs/$program" | grep 'not found' >&2; then
-    echo "pack: $program lacks the libraries above" >&2
+files=()  # where libraries and modules were found, links resolved
+# copy FOLDER PATH: as it is here; /lib/... is /usr/lib/...
+copy() {
+  local path=$2
+  case $path in /lib/*|/lib64/*) path=/usr$path ;; esac
+  files+=("$(readlink -f "$path")")
+  [ ! -e "$1$path" ] || return 0
+  mkdir -p "$1$(dirname "$path")"
+  cp -L "$path" "$1$path"
+}
+# libraries FOLDER PROGRAM: those it needs
+libraries() {
+  if ldd "$2" | grep 'not found' >&2; then
+    echo "pack: $2 lacks the libraries above" >&2
     exit 1
   fi
+  local path
   while read -r path; do
-    # /lib/... is /usr/lib/...
-    case $path in /lib/*|/lib64/*) path=/usr$path ;; esac
-    files+=("$(readlink -f "$path")")
-    [ ! -e "$system$path" ] || continue
-    mkdir -p "$system$(dirname "$path")"
-    cp -L "$path" "$system$path"
-    chmod 755 "$system$path"
-  done < <(ldd "$programs/$program" | sed -nE 's/^(.* => )?[[:space:]]*(\/[^ ]+) \(0x.*/\2/p')
+    copy "$1" "$path"
+  done < <(ldd "$2" | sed -nE 's/^(.* => )?[[:space:]]*(\/[^ ]+) \(0x.*/\2/p')
+}
+
+mkdir -p "$image/programs/usr/local/bin"
+for program in recurve-server recurve-client recurve-model; do
+  strip -o "$image/programs/usr/local/bin/$program" "$programs/$program"
+  libraries "$system" "$programs/$program"
 done
+if [ "$chat" = yes ]; then
+  # What the process that renders has imported: it opens nothing later.
+  python=$(readlink -f /usr/bin/python3)
+  modules=$(LC_ALL=C.UTF-8 "$python" -I -B - "$here/../../server/chat" <<'PYTHON'
+import os, sys
+sys.path.append(sys.argv[1])
+import render_chat
+assert render_chat.jinja2, render_chat.IMPORT_ERROR
+render_chat.load_what_loads_late()
+for module in sys.modules.values():
+    path = getattr(module, "__file__", None)
+    if path and os.path.isfile(path) and not path.startswith(sys.argv[1]):
+        print(path)
+PYTHON
+  )
+  for path in "$python" $modules; do
+    copy "$image/python" "$path"
+    case $path in "$python"|*.so) libraries "$system" "$path" ;; esac
+  done
+  ln -s "$(basename "$python")" "$image/python/usr/bin/python3"
+  # Without this folder, Python says that it is not whole.
+  mkdir -p "$image/python/usr/lib/$(basename "$python")/lib-dynload"
+fi
+find "$image"/{system,python}/usr -type f \( -name '*.so*' -o -path '*/bin/*' \) -exec chmod 755 {} +
 
 certificates=/etc/ssl/certs/ca-certificates.crt
 cp -L "$certificates" "$system$certificates"

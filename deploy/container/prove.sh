@@ -9,7 +9,8 @@
 # 3. Its own entry point, environment and user over a read-only root, in its own
 #    mount and process namespaces, without privileges.
 # 4. Its health check, in the same container, until SERVING.
-# 5. Requests from outside over loopback, metrics, and what the process may do.
+# 5. Requests from outside over loopback, a chat among them, metrics, and what the
+#    process may do.
 # 6. SIGTERM while a stream runs: the stream is whole, the status 0.
 #
 # Everything is kept in build/container, so that a second run is short; delete the
@@ -92,6 +93,7 @@ container=$(buildah from --pull-never "$image")
 root=$(buildah mount "$container")
 # A runtime makes the places where it mounts.
 mkdir -p "$root"/{proc,dev}
+touch "$root/dev/null"
 printf 'size: '; du -sh "$root" | cut -f1
 for name in sh bash dash busybox apt dpkg; do
   found=$(find "$root" -name "$name" -type f -o -name "$name" -type l)
@@ -102,7 +104,7 @@ import json, pathlib, sys
 root = pathlib.Path(sys.argv[1])
 sbom = json.loads((root / "usr/share/sbom/recurve.spdx.json").read_text())
 names = {p["name"] for p in sbom["packages"]}
-assert {"recurve", "libc6", "libssl3", "ca-certificates"} <= names, names
+assert {"recurve", "libc6", "libssl3", "ca-certificates", "python3-jinja2"} <= names, names
 ids = [p["SPDXID"] for p in sbom["packages"]]
 assert len(set(ids)) == len(ids)
 assert {r["relatedSpdxElement"] for r in sbom["relationships"]} == set(ids)
@@ -125,6 +127,9 @@ import socket
 s = [socket.socket() for _ in range(2)]
 for x in s: x.bind(("127.0.0.1", 0))
 print(*(x.getsockname()[1] for x in s))')
+# The demo model has no chat template.
+echo '{% for message in messages %}{{ message.content }}{% endfor %}' >"$root/models/chat.jinja"
+environment+=(RECURVE_CHAT_TEMPLATE=/models/chat.jinja)
 # The container has the network of this machine: ports that are free, of loopback.
 environment+=(RECURVE_HOST=127.0.0.1 "RECURVE_GRPC_PORT=$grpc" "RECURVE_HTTP_PORT=$http"
   "RECURVE_SERVER=127.0.0.1:$grpc"
@@ -142,6 +147,7 @@ root, user, *command = sys.argv[1:]
 mount = lambda *a: subprocess.run(["/bin/mount", *a], check=True)
 mount("--bind", "--make-private", root, root)
 mount("-t", "proc", "-o", "nosuid,nodev,noexec", "proc", root + "/proc")
+mount("--bind", "/dev/null", root + "/dev/null")
 mount("-o", "remount,bind,ro", root)
 uid, gid = map(int, user.split(":"))
 libc = ctypes.CDLL(None)
@@ -166,6 +172,8 @@ for _ in $(seq 300); do
   sleep 0.2
 done
 [ -n "$server" ] || { cat "$work/err" >&2; fail "the server did not come up"; }
+# Changing its user undid that it dies with its parent.
+pids+=("$server")
 cat "$work/err" "$work/out"
 
 say "health, by the image's own check, inside"
@@ -194,10 +202,17 @@ assert store['fd'] == ")
 [ "$answer" = 93 ] || fail "the demo model answered '$answer', not 93"
 echo "the demo model answered $answer"
 python3 - "$http" <<'PYTHON'
-import sys, urllib.request
-url = f"http://127.0.0.1:{sys.argv[1]}/metrics"
+import json, sys, urllib.request
+url = f"http://127.0.0.1:{sys.argv[1]}"
 opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-text = opener.open(url, timeout=10).read().decode()
+chat = json.dumps({"max_tokens": 2, "messages": [
+    {"role": "user", "content": "store = {'na': 83, 'fd': 93}\nassert store['fd'] == "}]})
+request = urllib.request.Request(url + "/v1/chat/completions", chat.encode(),
+                                 {"Content-Type": "application/json"})
+message = json.load(opener.open(request, timeout=60))["choices"][0]["message"]
+assert message["role"] == "assistant" and message["content"] == "93", message
+print("and in a chat:", message["content"])
+text = opener.open(url + "/metrics", timeout=10).read().decode()
 (line,) = [l for l in text.splitlines() if l.startswith("recurve_generation_tokens_total ")]
 assert float(line.split()[1]) >= 2, line
 print(line)

@@ -296,4 +296,5 @@ def main():
         write_frame(answer)
 
 
-main()
+if __name__ == "__main__":
+    main()
