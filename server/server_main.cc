@@ -141,6 +141,7 @@ int ServerMain(int argc, char** argv, const WrapRunner& wrap) {
   // First the fast checks: loading may take minutes.
   absl::StatusOr<std::unique_ptr<Server>> server = Server::Create(options);
   if (!server.ok()) return Fail(flags, server.status(), log);
+  const int64_t wanted_state_bytes = options.engine.state_bytes;
   absl::StatusOr<LoadedModel> model =
       LoadModel(options.model, &options.engine, LogPlan);
   if (!model.ok()) return Fail(flags, model.status(), log);
@@ -181,6 +182,12 @@ int ServerMain(int argc, char** argv, const WrapRunner& wrap) {
           "little for one prompt: no prefix is cached",
           model->capacity.prefix_cache_bytes);
     }
+  }
+  if (options.engine.state_bytes < wanted_state_bytes) {
+    spdlog::warn(
+        "--state-bytes is {}; states have {}, all of --prefix-cache-bytes, of "
+        "which they are a part",
+        wanted_state_bytes, options.engine.state_bytes);
   }
   if (spec.num_host_blocks == 0 && !options.model.swap_bytes_required) {
     const int64_t least = HostBlocksFor(1, spec) * HostBlockBytes(spec);

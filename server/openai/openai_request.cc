@@ -143,6 +143,11 @@ void ReadStopTokenIds(const json& value, FieldReader& reader,
 void ReadCacheKey(const std::string& key, const json& value,
                   FieldReader& reader, std::string* cache_key) {
   const std::string read = reader.String(key, value);
+  if (read.size() > kMaxCacheKeyBytes) {
+    reader.Fail(key,
+                absl::StrCat("has ", read.size(), " bytes; expected at most ",
+                             kMaxCacheKeyBytes));
+  }
   if (!cache_key->empty() && *cache_key != read) {
     reader.Fail(key, absl::StrCat("is ", DescribeJson(value), " and ",
                                   key == "cache_salt" ? "prompt_cache_key"

@@ -219,6 +219,17 @@ TEST(StartupTest, TheCapacityIsLoggedBeforeWeightsAreLoaded) {
   }
 }
 
+TEST(StartupTest, WarnsWhereStatesCannotHaveTheirBytes) {
+  Process server({kServer, "--model", kDemo, "--device", "cpu", "--grpc-port",
+                  "0", "--http-port", "0", "--prefix-cache-bytes", "64MiB",
+                  "--state-bytes", "1GiB"});
+  ASSERT_NE(server.GrpcAddress(), "") << server.Err();
+  EXPECT_THAT(server.Err(),
+              HasSubstr(" warning --state-bytes is 1073741824; states have "
+                        "67108864, all of --prefix-cache-bytes, of which they "
+                        "are a part\n"));
+}
+
 TEST(StartupTest, WarnsWhereAnybodyMayCall) {
   const std::string host = "192.0.2.1";  // of no machine
   const std::string who = "any client that reaches the server may generate";

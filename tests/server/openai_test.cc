@@ -298,6 +298,8 @@ TEST(OpenAiTest, OptionsThatAskForWhatThereIsNotAreRefused) {
       {{{"cache_salt", "x"}, {"prompt_cache_key", "y"}},
        "prompt_cache_key is 'y' and cache_salt is 'x'; expected one value, as "
        "both are names of one option"},
+      {{{"cache_salt", std::string(257, 'k')}},
+       "cache_salt has 257 bytes; expected at most 256"},
       {{{"request_id", "a b"}},
        "request_id is 'a b'; expected a string of 1 to 128 visible ASCII "
        "characters, ! to ~"},
