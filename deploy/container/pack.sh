@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Lays out the files of the image: the Dockerfile calls this with the folder of the
-# programs, a new folder, and yes or no: whether chat templates are rendered there.
+# programs, a new folder, and yes or no: whether it renders chat templates.
 #
 #   system    shared libraries at the paths where the loader found them here,
 #             certificates, passwd and group, licences, and a list of all packages:
@@ -80,7 +80,7 @@ PYTHON
   # Without this folder, Python says that it is not whole.
   mkdir -p "$image/python/usr/lib/$(basename "$python")/lib-dynload"
 fi
-find "$image"/{system,python}/usr -type f \( -name '*.so*' -o -path '*/bin/*' \) -exec chmod 755 {} +
+find "$system" "$image/python" -type f \( -name '*.so*' -o -path '*/bin/*' \) -exec chmod 755 {} +
 
 certificates=/etc/ssl/certs/ca-certificates.crt
 cp -L "$certificates" "$system$certificates"

@@ -79,6 +79,13 @@ if [ "${REPEAT:-0}" = 1 ]; then
   echo "the same layers"
 fi
 
+say "without chat"
+build "$image-no-chat" --build-arg CHAT=no
+container=$(buildah from --pull-never "$image-no-chat")
+found=$(find "$(buildah mount "$container")" -name '*python*' -o -name '*jinja*')
+buildah rm "$container" >/dev/null
+[ -z "$found" ] || fail "the image without chat has $found"
+
 say "the container"
 root=$work/root
 pids=()
@@ -172,7 +179,7 @@ for _ in $(seq 300); do
   sleep 0.2
 done
 [ -n "$server" ] || { cat "$work/err" >&2; fail "the server did not come up"; }
-# Changing its user undid that it dies with its parent.
+# setresuid cleared the signal that would end it with its parent.
 pids+=("$server")
 cat "$work/err" "$work/out"
 

@@ -5,7 +5,7 @@
 #
 #   sbom.sh VERSION SYSTEM (FILE | package:NAME)...
 #
-# FILE... are libraries of this machine that were copied. Each is
+# FILE... are files of this machine that were copied: libraries, and Python's. Each is
 # traced to the package that owns it; one without a package is listed by itself with
 # its digest. NAME is a package that no file tells. The packages with headers and templates that were compiled into the
 # programs are listed too.

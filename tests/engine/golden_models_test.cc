@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <map>
 #include <memory>
 #include <optional>
@@ -138,23 +139,23 @@ TEST_P(GoldenModelsTest, TokensAndLogits) {
   }
 }
 
-// With weights rounded to bfloat16, models this small are some percent from the
-// float32 logits in any arithmetic. Bounds: what the authors' code gives in
-// bfloat16 (transformers 5.24, PyTorch 2.13, on a CPU), |got - want| / |want|
-// over all rows of a set; with rounded weights in float32 it is 0.051, 0.045
-// and 0.061. The last set has no code of its authors': a bound of our own.
+// |got - want| / |want| over all rows of a set, want in float32, of the
+// authors' code in bfloat16 (transformers 5.24, PyTorch 2.13, on a CPU).
+// Rounding the weights alone gives 0.051, 0.045 and 0.061: small models with
+// delta rules magnify it. The last set has no code of its authors': the figure
+// is ours.
 const std::map<std::string, double>& BFloat16Errors() {
   static const auto* const errors =
       new std::map<std::string, double>{{"qwen3_5-grouped", 0.0536},
                                         {"qwen3_5-tied", 0.0550},
                                         {"olmo_hybrid-nope", 0.0823},
-                                        {"minicpm_sala-restated", 0.005}};
+                                        {"minicpm_sala-restated", 0.004}};
   return *errors;
 }
 
 class BFloat16GoldenModelsTest : public GoldenModelsTest {};
 
-TEST_P(BFloat16GoldenModelsTest, IsAsNearAsTheAuthors) {
+TEST_P(BFloat16GoldenModelsTest, IsAboutAsNearAsTheAuthors) {
   for (const int64_t chunk : {4096, 64}) {
     SCOPED_TRACE(chunk);
     const auto engine = Load(chunk, "bfloat16");
@@ -170,6 +171,7 @@ TEST_P(BFloat16GoldenModelsTest, IsAsNearAsTheAuthors) {
       ASSERT_TRUE(got.end && got.end->ok()) << *got.end;
       const TensorView& rows = expected_->tensors().at("logits_" + name);
       const int64_t vocab = rows.shape[1];
+      ASSERT_GE(got.logits.size(), last + rows.shape[0]);
       for (int64_t i = 0; i < rows.num_elements(); ++i) {
         const double want = rows.Element(i);
         const double off =
@@ -180,20 +182,25 @@ TEST_P(BFloat16GoldenModelsTest, IsAsNearAsTheAuthors) {
     }
     const double relative = std::sqrt(error / norm);
     std::printf("%-24s %.4f\n", GetParam().c_str(), relative);
-    // Two correct roundings differ by some percent of their errors.
-    EXPECT_LE(relative, 1.25 * BFloat16Errors().at(GetParam()));
+    // Orders of sums decide by more than that: the CPU's error and the GPU's
+    // differ by up to a third.
+    EXPECT_LE(relative, 1.1 * BFloat16Errors().at(GetParam()));
   }
 }
 
 std::vector<std::string> BFloat16Sets() {
+  const std::vector<std::string> all = GoldenSets();
   std::vector<std::string> sets;
-  for (const std::string& set : GoldenSets()) {
-    if (BFloat16Errors().contains(set)) sets.push_back(set);
+  for (const auto& [set, error] : BFloat16Errors()) {
+    // Another folder may lack some.
+    if (std::getenv("RECURVE_GOLDEN_MODELS") == nullptr ||
+        std::find(all.begin(), all.end(), set) != all.end()) {
+      sets.push_back(set);
+    }
   }
   return sets;
 }
 
-// Another folder may have none of them.
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(BFloat16GoldenModelsTest);
 INSTANTIATE_TEST_SUITE_P(Sets, BFloat16GoldenModelsTest,
                          testing::ValuesIn(BFloat16Sets()),

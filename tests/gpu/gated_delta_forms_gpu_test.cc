@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/common/device_attribute.h"
+#include "kernels/linear_attn/gated_delta/gated_delta_few.h"
 #include "kernels/linear_attn/gated_delta/gated_delta_step_cuda.h"
 #include "tests/gpu/device_buffer.h"
 #include "tests/testing/compare.h"
@@ -40,10 +41,10 @@ std::vector<float> Repeated(uint64_t seed, int64_t count) {
   return values;
 }
 
-// Tokens of sequence b: none, one or a few. Some sequences, and a run of them,
-// are in the sink.
+// Tokens of sequence b: none, one, two or nine. Some sequences, and a run of
+// them, are in the sink.
 int LengthOf(int64_t b) {
-  return b % 7 == 3 ? 0 : b % 11 == 5 ? 3 : b % 13 == 7 ? 2 : 1;
+  return b % 7 == 3 ? 0 : b % 11 == 5 ? 9 : b % 13 == 7 ? 2 : 1;
 }
 bool InSink(int64_t b) { return b % 17 == 0 || (b >= 20 && b < 31); }
 
@@ -85,8 +86,9 @@ class StepForms {
   struct Result {
     std::vector<float> out, states, last;
   };
-  // All sequences in a launch, or each alone.
-  void Run(bool together, Result* result) const {
+  // All sequences in a launch, or each alone; with `few_columns`, by the form
+  // of few heads.
+  void Run(bool together, Result* result, int few_columns = 0) const {
     DeviceTensor rows(c_.type, rows_), last(c_.type, last_);
     DeviceTensor out(c_.out_type,
                      std::vector<float>(starts_.back() * out_stride_, kCanary));
@@ -144,7 +146,10 @@ class StepForms {
       p.of.sequences = together ? sequences_ : 1;
       p.of.query_start = starts.data() + b;
       p.of.slots = slots.data() + b;
-      ASSERT_EQ(LaunchGatedDeltaStep(p, c_.early && together, nullptr),
+      const bool early = c_.early && together;
+      ASSERT_EQ(few_columns > 0
+                    ? LaunchGatedDeltaFew(p, few_columns, early, nullptr)
+                    : LaunchGatedDeltaStep(p, early, nullptr),
                 cudaSuccess);
     }
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
@@ -183,6 +188,7 @@ class GatedDeltaFormsGpuTest : public GpuTest {
                  << static_cast<int>(c.type));
     ASSERT_TRUE(Streams(c, sequences));
     ASSERT_FALSE(Streams(c, 1));
+    ASSERT_EQ(FewColumns(c, sequences), 0);
     const StepForms step(c, sequences);
     StepForms::Result together, alone;
     ASSERT_NO_FATAL_FAILURE(step.Run(true, &together));
@@ -207,10 +213,10 @@ class GatedDeltaFormsGpuTest : public GpuTest {
     ASSERT_EQ(FewColumns(c, few + 1), 0);
     ASSERT_FALSE(Streams(c, few + 1));
     StepForms::Result alone, narrow, together, wide;
-    ASSERT_NO_FATAL_FAILURE(StepForms(c, few).Run(false, &alone));
+    ASSERT_NO_FATAL_FAILURE(StepForms(c, few).Run(false, &alone, columns));
     ASSERT_NO_FATAL_FAILURE(StepForms(c, few).Run(true, &together));
     ExpectSame(together, alone);
-    ASSERT_NO_FATAL_FAILURE(StepForms(c, few + 1).Run(false, &alone));
+    ASSERT_NO_FATAL_FAILURE(StepForms(c, few + 1).Run(false, &alone, columns));
     ASSERT_NO_FATAL_FAILURE(StepForms(c, few + 1).Run(true, &wide));
     ExpectSame(wide, alone);
     c.gap = 3;

@@ -2,10 +2,10 @@
 // of one value head's state, in registers. One token of one sequence is a chain
 // of waits for memory and of instructions that one warp issues, so this form
 // has few of either: sizes are constants, the state is asked for as soon as its
-// slot is known, a token has two barriers, and other warps than those of the
-// state find the units and finish columns.
+// slot is known, a token has two barriers (and one before the next token), and
+// other warps than those of the state find the units and finish columns.
 // Shapes: those of gated_delta_step.cu, with D = E = 128, one decay a value
-// head, and either both a convolution of width 4 and a norm or none of them.
+// head, and either both a convolution of width 4 and a norm or neither.
 // Floor: that of gated_delta_step.cu.
 #include <cuda_bf16.h>
 
@@ -45,6 +45,10 @@ RECURVE_HOST_DEVICE constexpr int FewHolders(int columns) {
 RECURVE_HOST_DEVICE constexpr int FewThreads(int columns) {
   return FewHolders(columns) + columns;
 }
+
+// Blocks of a multiprocessor, so that two sequences of 32 heads, in clusters of
+// eight blocks, find room at once.
+constexpr int FewBlocks(int columns) { return 128 / columns; }
 
 // Barriers of the block: 0 is __syncthreads.
 enum Named {
@@ -170,8 +174,8 @@ __device__ __forceinline__ void Compute(const GatedDeltaStepParams& params,
     }
     conv.LoadWeights(params, channel);
   }
-  const bool has_log = p.gate.decay != DeltaDecay::kLog;
-  const float a_log = has_log ? p.gate.a_log[place.head] : 0.0f;
+  const float a_log =
+      p.gate.decay == DeltaDecay::kLog ? 0.0f : p.gate.a_log[place.head];
   const float gate_bias = DeltaBias(p.gate, place.head);
   const T* const x_of = static_cast<const T*>(is_q ? p.q : p.k) + at;
   const T* const a_of = static_cast<const T*>(p.a) + place.head;
@@ -238,11 +242,14 @@ __device__ __forceinline__ void Compute(const GatedDeltaStepParams& params,
     *reinterpret_cast<float2*>(state + i * kClasses * kDim) = cells[i];
   }
   // Last inputs of q and k are read by all of the cluster, written by one.
-  if (!kFused || blockIdx.x != 0 || !brings) return;
-  cluster::Wait();
+  if constexpr (kFused) {
+    if (blockIdx.x != 0 || !brings) return;
+    __syncwarp();
+    cluster::Wait();
 #pragma unroll
-  for (int i = 0; i < kLast; ++i) {
-    StorePair(last + i * channels, conv.window[0][i], conv.window[1][i]);
+    for (int i = 0; i < kLast; ++i) {
+      StorePair(last + i * channels, conv.window[0][i], conv.window[1][i]);
+    }
   }
 }
 
@@ -297,7 +304,7 @@ __device__ __forceinline__ void Finish(const GatedDeltaStepParams& params,
       const Units units = FindUnits(p, kDim, sh.rows);
       if (lane == 0) sh.units = units;
     }
-    if (kFused && row == place.begin) cluster::Wait();
+    if (kFused && row == place.begin) cluster::AwaitBegun();
     NamedBarrier(kSumsWritten, kAll);
     float unused;
     float out =
@@ -320,17 +327,18 @@ __device__ __forceinline__ void Finish(const GatedDeltaStepParams& params,
     }
     WriteOut(p, row, value, out);
   }
-  if (!kFused) return;
+  if constexpr (kFused) {
 #pragma unroll
-  for (int i = 0; i < kLast; ++i) {
-    last[i * channels] = FromFloat<T>(conv.window[0][i]);
+    for (int i = 0; i < kLast; ++i) {
+      last[i * channels] = FromFloat<T>(conv.window[0][i]);
+    }
   }
 }
 
 // Grid: (blocks of a key head, key heads, sequences); the blocks of a key head
 // are a cluster if `kFused`.
 template <int kColumns, bool kFused, typename T>
-__global__ void __launch_bounds__(FewThreads(kColumns), 128 / kColumns)
+__global__ void __launch_bounds__(FewThreads(kColumns), FewBlocks(kColumns))
     delta_few_kernel(bool early,
                      const __grid_constant__ GatedDeltaStepParams params) {
   LaunchDependents();

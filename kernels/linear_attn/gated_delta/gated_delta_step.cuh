@@ -1,4 +1,4 @@
-// What both forms of the gated delta step compute: inputs and convolution,
+// What all forms of the gated delta step compute: inputs and convolution,
 // sums over the rows of a state, update, norm. Sums have one order here, so
 // that no bit depends on the form. Device code only.
 #ifndef RECURVE_KERNELS_LINEAR_ATTN_GATED_DELTA_GATED_DELTA_STEP_CUH_

@@ -12,7 +12,7 @@
 namespace recurve {
 
 // gated_delta.h on the GPU for generated tokens: one update a token, in order,
-// with a head's state in shared memory. On its way the short convolution in
+// with a head's state on the multiprocessor. On its way the short convolution in
 // front (short_conv.h), and the gated norm behind:
 //
 //   y = RMSNorm(o) ⊙ norm_weight ⊙ act(z),   over the E features of a head
