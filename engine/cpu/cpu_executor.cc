@@ -43,7 +43,11 @@ absl::Status CpuExecutor::Load() {
   }
   vectors_ = std::move(program_.vectors);
   for (size_t i = 0; i < program_.tables.size(); ++i) {
-    LoadTable(program_.tables[i], plan_.tables[i]);
+    if (plan_.tables[i].matrix < 0) {
+      LoadTable(program_.tables[i], plan_.tables[i].type);
+    } else {
+      tables_.push_back(nullptr);  // the matrix is read
+    }
   }
   program_.matrices.clear();
   program_.tables.clear();
@@ -176,8 +180,11 @@ CpuStep::States CpuExecutor::states(StateId id) const {
 
 void CpuExecutor::Run(const EmbedOp& op) {
   const Activations out = View(op.out);
-  Embedding({&tables_[op.table.value]->view, batch_->tokens.data(), out.data,
-             out.stride, batch_->num_tokens(), op.scale},
+  const std::unique_ptr<Table>& table = tables_[op.table.value];
+  const int32_t matrix = plan_.tables[op.table.value].matrix;
+  Embedding({table == nullptr ? nullptr : &table->view, batch_->tokens.data(),
+             out.data, out.stride, batch_->num_tokens(), op.scale,
+             table == nullptr ? &matrices_[matrix] : nullptr},
             *threads_);
 }
 

@@ -222,7 +222,7 @@ absl::Status CudaExecutor::LoadWeights(CudaWeightLoader* loader) {
   }
   for (size_t i = 0; i < program_.tables.size(); ++i) {
     RECURVE_RETURN_IF_ERROR(
-        LoadTable(program_.tables[i], plan_.tables[i], loader));
+        LoadTable(program_.tables[i], plan_.tables[i].type, loader));
   }
   return loader->Finish();
 }

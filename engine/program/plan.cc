@@ -61,6 +61,24 @@ DType PlanTable(const TensorView& table, const Device& device) {
   return device.gpu || held == DType::kBFloat16 ? held : table.dtype;
 }
 
+// The matrix that is this table, or -1. Only on the CPU, whose packed matrices
+// can be read by row; its types have the same values.
+int32_t MatrixOf(const TensorView& table, const Program& program,
+                 const Device& device) {
+  if (device.gpu || table.data == nullptr) return -1;
+  for (size_t i = 0; i < program.matrices.size(); ++i) {
+    const MatrixSource& source = program.matrices[i];
+    if (source.padded || source.parts.size() != 1) continue;
+    const MatrixPart& part = source.parts[0];
+    if (part.tensor.data == table.data && part.tensor.dtype == table.dtype &&
+        part.tensor.shape == table.shape && part.row_order.empty() &&
+        part.col_order.empty()) {
+      return static_cast<int32_t>(i);
+    }
+  }
+  return -1;
+}
+
 void PlanWeights(const Program& program, Plan* plan) {
   for (const MatrixSource& source : program.matrices) {
     plan->matrices.push_back(PlanMatrix(source, plan->device));
@@ -70,9 +88,12 @@ void PlanWeights(const Program& program, Plan* plan) {
     plan->weight_bytes += static_cast<int64_t>(vector.size() * sizeof(float));
   }
   for (const TensorView& table : program.tables) {
-    plan->tables.push_back(PlanTable(table, plan->device));
-    plan->weight_bytes += table.num_elements() *
-                          static_cast<int64_t>(SizeOf(plan->tables.back()));
+    plan->tables.push_back({PlanTable(table, plan->device),
+                            MatrixOf(table, program, plan->device)});
+    if (plan->tables.back().matrix >= 0) continue;
+    plan->weight_bytes +=
+        table.num_elements() *
+        static_cast<int64_t>(SizeOf(plan->tables.back().type));
   }
   const DType type = plan->matrices.front().type;
   if (std::all_of(plan->matrices.begin(), plan->matrices.end(),

@@ -31,6 +31,12 @@ struct Plan {
              static_cast<int64_t>(SizeOf(type));
     }
   };
+  struct Table {
+    DType type;
+    // Whose rows are the table's, of a tied head, and which is read in its
+    // place: it is held once. -1: none.
+    int32_t matrix;
+  };
   // Columns [first, first + cols) of a buffer.
   struct Place {
     int32_t buffer;
@@ -40,10 +46,10 @@ struct Plan {
 
   Device device;
   std::vector<Matrix> matrices;
-  std::vector<DType> tables;
+  std::vector<Table> tables;
   // The type of all matrices, if they share one.
   std::optional<DType> matrix_type;
-  int64_t weight_bytes = 0;  // of matrices, vectors and tables
+  int64_t weight_bytes = 0;  // of what is held
 
   std::vector<Place> values;
   std::vector<int64_t> buffers;  // columns of each, float32

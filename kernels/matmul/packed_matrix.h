@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "base/dtype.h"
 #include "base/huge_pages.h"
 #include "base/tensor_view.h"
 
@@ -64,6 +65,13 @@ class PackedMatrix {
   DType storage() const { return storage_; }
   int64_t bytes() const {
     return static_cast<int64_t>(floats_.size() * 4 + bfloats_.size() * 2);
+  }
+
+  // Row `row`, column `column`, widened.
+  float Element(int64_t row, int64_t column) const {
+    const int64_t i = (row / kBlock * inputs_ + column) * kBlock + row % kBlock;
+    return storage_ == DType::kFloat32 ? floats_[i]
+                                       : BFloat16ToFloat(bfloats_[i]);
   }
 
   // The packed elements; the vector of storage() is not empty.

@@ -452,6 +452,29 @@ TEST(PlanTest, BytesAreThoseThatAreHeld) {
   EXPECT_GT(Lower(program, wide).weight_bytes, 15 * gpu.weight_bytes / 10);
 }
 
+TEST(PlanTest, ATiedHeadIsHeldOnceOnTheCpu) {
+  Sizes s;
+  s.vocab = 50;
+  ModelDefinition model = Model(s, {Tpa(s)});
+  const std::vector<uint16_t> rows(50 * s.hidden), others(rows.size());
+  model.embedding.data = rows.data();
+  model.head.data = others.data();
+  ASSERT_EQ(model.head.shape, model.embedding.shape);
+  const auto bytes = [&](const Device& device) {
+    return Lower(Emit(model), device).weight_bytes;
+  };
+  const int64_t apart = bytes({});
+  const int64_t on_gpu = bytes(Hopper());
+  EXPECT_EQ(Lower(Emit(model), {}).tables[0].matrix, -1);
+  model.head.data = rows.data();
+  EXPECT_EQ(bytes({}), apart - 2 * 50 * s.hidden);
+  EXPECT_EQ(bytes(Hopper()), on_gpu);
+  const Program tied = Emit(model);
+  const int32_t matrix = Lower(tied, {}).tables[0].matrix;
+  ASSERT_GE(matrix, 0);
+  EXPECT_EQ(tied.matrices[matrix].parts[0].tensor.data, rows.data());
+}
+
 // Where prompts are computed in chunks, generated tokens write states seldom,
 // and keep the tokens since in rings of the slot.
 TEST(PlanTest, ASlotHasRingsWhereStatesAreWrittenSeldom) {

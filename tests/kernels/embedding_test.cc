@@ -43,6 +43,25 @@ TEST(EmbeddingTest, CopiesFloat32Rows) {
   }
 }
 
+TEST(EmbeddingTest, ReadsRowsOfAPackedMatrix) {
+  constexpr int64_t kRows = 37;  // three blocks of rows
+  constexpr int64_t kCols = 5;
+  const std::vector<float> values = RandomBFloat16Tensor(3, kRows * kCols);
+  const TensorView table = {values.data(), DType::kFloat32, {kRows, kCols}};
+  const std::vector<int32_t> tokens = {0, 36, 15, 16, 17, 31, 32};
+  ThreadPool pool(2);
+  for (DType type : {DType::kFloat32, DType::kBFloat16}) {
+    const auto packed = PackedMatrix::Pack({table}, type);
+    ASSERT_TRUE(packed.ok()) << packed.status();
+    std::vector<float> got(tokens.size() * kCols), want(got.size());
+    const auto rows = static_cast<int64_t>(tokens.size());
+    Embedding({&table, tokens.data(), want.data(), kCols, rows, 0.5f}, pool);
+    Embedding({nullptr, tokens.data(), got.data(), kCols, rows, 0.5f, &*packed},
+              pool);
+    EXPECT_TRUE(SameBits(got, want));
+  }
+}
+
 TEST(EmbeddingTest, WidensBFloat16FromAnyAddress) {
   ThreadPool pool(2);
   for (int64_t cols : {1, 5, 64}) {
