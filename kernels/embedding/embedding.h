@@ -12,13 +12,13 @@ class ThreadPool;
 
 // y[t] = scale · table[tokens[t]].
 struct EmbeddingParams {
-  const TensorView* table;  // [vocab, cols], any float type; or null:
+  const TensorView* table;  // [vocab, cols], any float type; null: `packed`
   const int32_t* tokens;    // [rows], each in [0, vocab)
   float* y;                 // [rows, cols]
   int64_t y_stride;
   int64_t rows;
   float scale;
-  const PackedMatrix* packed = nullptr;  // the table, of a tied head
+  const PackedMatrix* packed = nullptr;  // the same, of a tied head
 };
 void Embedding(const EmbeddingParams& params, ThreadPool& pool);
 
