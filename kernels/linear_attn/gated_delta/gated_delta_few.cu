@@ -29,6 +29,7 @@ using delta_step::GatedNormOf;
 using delta_step::kClasses;
 using delta_step::kLast;
 using delta_step::Units;
+using delta_step::WriteOut;
 
 constexpr int kDim = kDeltaFewDim;
 constexpr int kRows = kDim / kClasses;  // of a thread
@@ -125,15 +126,6 @@ __device__ __forceinline__ T* LastInputs(const GatedDeltaStepParams& params,
 __device__ __forceinline__ int64_t ChannelsOf(const GatedDeltaParams& p) {
   return (2 * p.key_heads + p.value_heads) * kDim;
 }
-__device__ __forceinline__ void WriteOut(const GatedDeltaParams& p, int row,
-                                         int value, float out) {
-  const int64_t to = row * p.out_stride + value;
-  if (p.out_type == ElementType::kFloat32) {
-    static_cast<float*>(p.out)[to] = out;
-  } else {
-    static_cast<__nv_bfloat16*>(p.out)[to] = __float2bfloat16_rn(out);
-  }
-}
 
 // The threads that have the state: rows of one class, two columns each. The
 // first ones bring a pair of channels of q or k, too.
@@ -205,6 +197,7 @@ __device__ __forceinline__ void Compute(const GatedDeltaStepParams& params,
     // Last inputs have been read, which one block will write.
     if (kFused && row == place.begin) cluster::Arrive();
 
+    // In the order of the other forms: AddRow, FinishColumn, UpdatedRow.
     float2 keys = make_float2(0.0f, 0.0f);
     float2 queries = keys;
 #pragma unroll

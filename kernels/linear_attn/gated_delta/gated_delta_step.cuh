@@ -16,6 +16,17 @@ namespace delta_step {
 constexpr int kClasses = 8;  // of rows: r % 8
 constexpr int kLast = kShortConvMaxWidth - 1;
 
+// Column `value` of a row of the output, [Hv, E].
+__device__ __forceinline__ void WriteOut(const GatedDeltaParams& p, int row,
+                                         int value, float y) {
+  const int64_t to = row * p.out_stride + value;
+  if (p.out_type == ElementType::kFloat32) {
+    static_cast<float*>(p.out)[to] = y;
+  } else {
+    static_cast<__nv_bfloat16*>(p.out)[to] = __float2bfloat16_rn(y);
+  }
+}
+
 // A thread's inputs, one a token each: channels of q and k, D up to kDim, then
 // a column of v for the first threads.
 template <int kColumns, int kDim>
@@ -63,12 +74,7 @@ struct Channels {
   }
   // This thread's column of the output.
   __device__ void Write(int row, float y) const {
-    const int64_t to = row * p.of.out_stride + value;
-    if (p.of.out_type == ElementType::kFloat32) {
-      static_cast<float*>(p.of.out)[to] = y;
-    } else {
-      static_cast<__nv_bfloat16*>(p.of.out)[to] = __float2bfloat16_rn(y);
-    }
+    WriteOut(p.of, row, value, y);
   }
 
   const GatedDeltaStepParams& p;
